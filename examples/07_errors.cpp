@@ -50,13 +50,13 @@ void no_answer(hvd::ThreadTransport& comm, std::latch& over) {
 int main(int argc, char** argv) try {
   const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 3;
 
-  hvd::sharing_options compared;
+  auto compared = hvd::sharing_options::from_environment();
   compared.failure.check = true;  // or HVD_CHECK=1 in the environment: costs a microsecond or so for each call
   if (const int code = hvd::fork_run(ranks, wrong_argument, compared); code != 0) return code;
 
   if (hvd::fork_run(ranks, lost_peer) != 128 + SIGKILL) return 1;  // it says how the first failed rank ended
 
-  hvd::sharing_options short_deadline;
+  auto short_deadline = hvd::sharing_options::from_environment();
   short_deadline.failure.timeout = std::chrono::milliseconds(50);  // or HVD_TIMEOUT=0.05; the default is 300 s
   std::latch over(1);
   hvd::thread_run(

@@ -74,10 +74,6 @@ TEST_CASE("config: an empty environment is one process alone") {
   const hvd::config c = read({});
   CHECK(place({}) == six{0, 1, 0, 1, 0, 1});
   CHECK(c.job.empty());
-  CHECK(c.start_timeout == std::chrono::seconds(30));
-  CHECK(c.timeout == std::chrono::seconds(300));
-  CHECK(c.check == (HVD_CHECK != 0));
-  CHECK(c.shm_dir == "/dev/shm");
 }
 
 TEST_CASE("config: all that a launcher sets is taken") {
@@ -155,38 +151,6 @@ TEST_CASE("config: a rank outside its size is named, with the size") {
         has("HOROVOD_LOCAL_SIZE=\"2\" is out of range; allowed: 1 to HOROVOD_SIZE (here 1 to 1)"));
 }
 
-TEST_CASE("config: timeouts are seconds, whole or not") {
-  CHECK(read({{"HOROVOD_START_TIMEOUT", "600"}}).start_timeout == std::chrono::seconds(600));
-  CHECK(read({{"HVD_TIMEOUT", "0.5"}}).timeout == std::chrono::milliseconds(500));
-  CHECK(read({{"HVD_TIMEOUT", "1e3"}}).timeout == std::chrono::seconds(1000));
-  CHECK(read({{"HVD_TIMEOUT", "0"}}).timeout == std::chrono::seconds(0));
-  CHECK(read({{"HVD_TIMEOUT", "0.0"}}).timeout == std::chrono::seconds(0));
-  CHECK(read({{"HVD_TIMEOUT", "1000000000"}}).timeout == std::chrono::seconds(1000000000));
-  CHECK(complaint_of({{"HVD_TIMEOUT", "soon"}}) == "hvd: HVD_TIMEOUT=\"soon\" is not a number of seconds; "
-                                                   "allowed: 0 (no limit) or 0.001 to 1000000000 seconds");
-  CHECK(complaint_of({{"HOROVOD_START_TIMEOUT", "0"}}) ==
-        "hvd: HOROVOD_START_TIMEOUT=\"0\" is out of range; allowed: 0.001 to 1000000000 seconds");
-  for (const char* garbage : {"5s", " 5", "5 ", "inf", "-inf", "nan", "NaN", "infinity", "1e", ".", "0x10"}) {
-    CAPTURE(garbage);
-    CHECK(complaint_of({{"HVD_TIMEOUT", garbage}}) == has("is not a number of seconds"));
-    CHECK(complaint_of({{"HOROVOD_START_TIMEOUT", garbage}}) == has("is not a number of seconds"));
-  }
-  for (const char* outside : {"-1", "-0.5", "1e10", "1e999", "-1e999", "1e-9", "1e-999"}) {
-    CAPTURE(outside);
-    CHECK(complaint_of({{"HVD_TIMEOUT", outside}}) == has("is out of range"));
-  }
-  CHECK(complaint_of({{"HVD_TIMEOUT", ""}}) == has("HVD_TIMEOUT=\"\" is empty"));
-}
-
-TEST_CASE("config: truth values") {
-  for (const char* yes : {"1", "true", "TRUE", "True", "yes", "on", "On"}) CHECK(read({{"HVD_CHECK", yes}}).check);
-  for (const char* no : {"0", "false", "False", "no", "off", "OFF"}) CHECK_FALSE(read({{"HVD_CHECK", no}}).check);
-  for (const char* garbage : {"2", "01", "t", "enable", " 1", "-1"})
-    CHECK(complaint_of({{"HVD_CHECK", garbage}}) ==
-          has("is not a truth value; allowed: 0, 1, false, true, no, yes, off, on"));
-  CHECK(complaint_of({{"HVD_CHECK", ""}}) == has("HVD_CHECK=\"\" is empty; allowed: 0, 1"));
-}
-
 TEST_CASE("config: a job's name can be part of a file's name") {
   CHECK(read({{"HVD_JOB", "digits-3.b_1"}}).job == "digits-3.b_1");
   CHECK(read({{"HVD_JOB", std::string(128, 'j')}}).job.size() == 128);
@@ -194,12 +158,6 @@ TEST_CASE("config: a job's name can be part of a file's name") {
     CHECK(complaint_of({{"HVD_JOB", bad}}) == has("is not a valid name of a job; allowed: 1 to 128 letters, digits"));
   CHECK(complaint_of({{"HVD_JOB", ""}}) == has("HVD_JOB=\"\" is empty"));
   CHECK(complaint_of({{"HVD_JOB", std::string(129, 'j')}}) == has("is not a valid name of a job"));
-}
-
-TEST_CASE("config: the folder of segments is an absolute path") {
-  CHECK(read({{"HVD_SHM_DIR", "/run/hvd"}}).shm_dir == "/run/hvd");
-  CHECK(complaint_of({{"HVD_SHM_DIR", "shm"}}) == has("HVD_SHM_DIR=\"shm\" is not absolute"));
-  CHECK(complaint_of({{"HVD_SHM_DIR", ""}}) == has("HVD_SHM_DIR=\"\" is empty; allowed: an absolute path"));
 }
 
 TEST_CASE("config: what tells a launch is what a launcher of just these ranks says") {
@@ -349,13 +307,6 @@ TEST_CASE("config: a process that an unknown launcher has started as one of seve
   CHECK(warning({{"SLURM_JOB_ID", "5"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}) == "");  // a batch script
   CHECK(warning({{"PMIX_RANK", "1"}, {"HOROVOD_RANK", "0"}, {"HOROVOD_SIZE", "1"}}) == "");
   CHECK(warning({{"PMIX_RANK", "1"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}) == "");
-}
-
-TEST_CASE("config: from_environment reads this process's environment") {
-  REQUIRE(setenv("HOROVOD_START_TIMEOUT", "12.5", 1) == 0);
-  CHECK(hvd::config::from_environment().start_timeout == std::chrono::milliseconds(12500));
-  REQUIRE(unsetenv("HOROVOD_START_TIMEOUT") == 0);
-  CHECK(hvd::config::from_environment().start_timeout == std::chrono::seconds(30));
 }
 
 TEST_CASE("config: parse_integer holds the range of every type to its ends") {

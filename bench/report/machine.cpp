@@ -62,7 +62,7 @@ std::size_t available_memory() {
 
 std::size_t available_shared() {
   struct statvfs s {};
-  const std::string directory = memory_policy().directory;
+  const std::string directory = memory_policy::from_environment().directory;
   if (::statvfs(directory.c_str(), &s) != 0) return 0;
   return static_cast<std::size_t>(s.f_bavail) * s.f_frsize;
 }

@@ -19,8 +19,9 @@ void run(const digits::options& wanted) {
   const char* const given = std::getenv("HVD_TRANSPORT");
   const std::string_view transport = given != nullptr ? given : "hierarchical";
   // The engine works beside this thread.
-  hvd::MpiTransport world(MPI_COMM_WORLD,
-                          {.thread_level = wanted.engine ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED});
+  auto options = hvd::mpi_options::from_environment();
+  options.thread_level = wanted.engine ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
+  hvd::MpiTransport world(MPI_COMM_WORLD, options);
   if (transport == "mpi") {
     digits::train(world, wanted);
   } else if (transport == "shm") {

@@ -75,6 +75,8 @@ class Hierarchical {
   struct options {
     hierarchy_sizes sizes{};    ///< sizes at which collectives change their protocol
     sharing_options sharing{};  ///< of the local groups
+
+    static options from_environment() { return {.sizes = {}, .sharing = sharing_options::from_environment()}; }
   };
 
   /// Finds out which ranks of `world` can share memory, and builds the local groups; collective. If ranks of one host
@@ -82,7 +84,7 @@ class Hierarchical {
   /// standard error reports this if HOROVOD_LOG_LEVEL is info, debug or trace. Cost: some messages, and the cost of
   /// joining a local group. Errors: mismatch, on all ranks, if they run different versions of hvd or have different
   /// HVD_JOB; those of `Local`'s constructor, on the ranks of that host, and aborted on all others; those of messages.
-  static Hierarchical over(Cross world, const options& opts = {})
+  static Hierarchical over(Cross world, const options& opts = options::from_environment())
     requires Bootstrap<Cross> && std::constructible_from<Local, Cross&, const sharing_options&>
   {
     introduce(world);

@@ -180,7 +180,7 @@ int run_rank(int rank, int np, const std::string& job, const sharing_options& op
 /// in the ranks. Errors, before anything is started: invalid_argument for np outside 1 to 4096; unsupported in a
 /// process with more than one thread; no_memory, system.
 template <class F>
-int fork_run(int np, F&& f, const sharing_options& opts = {}) {
+int fork_run(int np, F&& f, const sharing_options& opts = sharing_options::from_environment()) {
   detail::check_ranks("fork_run", np);
   detail::refuse_threads();
   std::vector<pid_t> ranks(static_cast<std::size_t>(np), 0);
@@ -257,7 +257,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = {}) {
 /// Errors: invalid_argument for np outside 1 to 4096, no_memory, system if a thread cannot be started (and
 /// std::bad_alloc if there is no memory to report that).
 template <class F>
-void thread_run(int np, F&& f, const sharing_options& opts = {}) {
+void thread_run(int np, F&& f, const sharing_options& opts = sharing_options::from_environment()) {
   detail::check_ranks("thread_run", np);
   const auto group = std::make_shared<ThreadTransport::group>(np, opts);
   std::mutex mutex;

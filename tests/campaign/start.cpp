@@ -31,7 +31,7 @@ std::int64_t entries(const std::string& directory) {
   return std::distance(begin(all), end(all));
 }
 
-std::int64_t files() { return entries(hvd::memory_policy().directory); }
+std::int64_t files() { return entries(hvd::memory_policy::from_environment().directory); }
 
 /// One if a sum over the group is wrong: each rank gives its rank in the larger group, `first` is the sum of these.
 std::int64_t wrong_sum(hvd::ShmTransport& comm, std::int64_t given, std::int64_t expected) {

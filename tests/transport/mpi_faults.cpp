@@ -44,7 +44,9 @@ void prepared(int level) {
   int given = MPI_THREAD_SINGLE;
   MPI_Init_thread(nullptr, nullptr, level, &given);
   {
-    hvd::MpiTransport comm(MPI_COMM_WORLD, {.thread_level = level});
+    auto options = hvd::mpi_options::from_environment();
+    options.thread_level = level;
+    hvd::MpiTransport comm(MPI_COMM_WORLD, options);
     say(comm);
   }
   MPI_Finalize();
@@ -63,7 +65,9 @@ void too_low() {
 void too_low_for_threads() {
   int given = MPI_THREAD_SINGLE;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &given);
-  hvd::MpiTransport comm(MPI_COMM_WORLD, {.thread_level = MPI_THREAD_MULTIPLE});
+  auto options = hvd::mpi_options::from_environment();
+  options.thread_level = MPI_THREAD_MULTIPLE;
+  hvd::MpiTransport comm(MPI_COMM_WORLD, options);
 }
 void too_late() {
   MPI_Init(nullptr, nullptr);

@@ -56,7 +56,11 @@ inline std::size_t blocks_of(std::size_t each, int ranks) noexcept {
 /// must be the same on all ranks. False in a simulation whose messages carry no bytes.
 template <class T>
 bool checks_messages(T& comm) {
-  static const bool on = from_variable("HVD_CHECK", HVD_CHECK != 0, parse_boolean);
+  static const bool on = [] {
+    bool set = HVD_CHECK != 0;
+    read_variable(variable_of_environment, "HVD_CHECK", set, parse_boolean);
+    return set;
+  }();
   if constexpr (requires { bool{comm.payload()}; }) {
     return on && comm.payload();
   } else {

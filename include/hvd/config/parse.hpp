@@ -128,6 +128,17 @@ inline constexpr auto variable_of_environment = [](const char* name) -> std::opt
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 };
 
+/// A time limit; 0: none.
+inline std::chrono::duration<double> parse_limit(std::string_view name, std::string_view value) {
+  return parse_seconds(name, value, "no limit");
+}
+
+/// Sets an option from its variable, if that is set.
+template <class T, class Parse>
+void read_variable(const variable_lookup& variable, const char* name, T& option, Parse parse) {
+  if (const auto value = variable(name)) option = parse(name, *value);
+}
+
 }  // namespace detail
 
 }  // namespace hvd::inline HVD_ABI

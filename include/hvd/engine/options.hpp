@@ -56,18 +56,14 @@ struct engine_options {
   bool thread = true;
 
   /// Reads the variables above. An invalid_argument error names the variable, its value and the allowed values.
-  static engine_options from_environment() { return from_environment(detail::variable_of_environment); }
-  /// The same from any source of variables.
-  static engine_options from_environment(const config::lookup& variable) {
+  static engine_options from_environment(const config::lookup& variable = detail::variable_of_environment) {
     engine_options o;
     const auto integer = [&](const char* name, auto& to, auto lo, auto hi) {
       const auto value = variable(name);
       if (value) to = parse_integer(name, *value, lo, hi);
       return value.has_value();
     };
-    const auto flag = [&](const char* name, bool& to) {
-      if (const auto value = variable(name)) to = parse_boolean(name, *value);
-    };
+    const auto flag = [&](const char* name, bool& to) { detail::read_variable(variable, name, to, parse_boolean); };
     o.threshold_fixed = integer("HOROVOD_FUSION_THRESHOLD", o.fusion_threshold, std::size_t{0}, std::size_t{1} << 40);
     if (const auto value = variable("HOROVOD_CYCLE_TIME")) {
       double ms = 0;

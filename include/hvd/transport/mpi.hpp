@@ -54,12 +54,13 @@ class MpiTransport {
   /// launcher of another MPI), invalid_argument (MPI_COMM_NULL, an intercommunicator), mismatch (ranks with different
   /// versions of hvd, on all ranks), and MPI's own as no_memory or system. Cost: some 100 us, more if ranks outnumber
   /// CPUs.
-  explicit MpiTransport(MPI_Comm over = MPI_COMM_WORLD, const options& opts = {}) : group_(join(over, opts)) {}
+  explicit MpiTransport(MPI_Comm over = MPI_COMM_WORLD, const options& opts = options::from_environment())
+      : group_(join(over, opts)) {}
 
   /// All processes of the launch. If MPI is not yet initialised, it is with MPI_THREAD_MULTIPLE, which an Engine needs;
   /// a running MPI keeps its level. Errors: those of the constructor.
   static MpiTransport from_environment() {
-    options opts;
+    options opts = options::from_environment();
     opts.thread_level = MPI_THREAD_MULTIPLE;
     int initialised = 0;
     MPI_Initialized(&initialised);

@@ -56,14 +56,14 @@ class ShmTransport : public detail::peer_communicator {
   /// under the same name. Errors: invalid_argument (rank, size or name out of range, rank taken), timeout with the
   /// missing ranks, peer_lost, no_memory with the amount and the place, mismatch (another size or version of hvd),
   /// system.
-  ShmTransport(std::string_view job, int rank, int size, const options& opts = {})
+  ShmTransport(std::string_view job, int rank, int size, const options& opts = options::from_environment())
       : ShmTransport(detail::join_group(detail::group_name(job), rank, size, opts, 0)) {}
 
   /// The same ranks as `over`, which find each other through its messages. All of them must be able to share memory.
   /// This is proven by a random number, which rank 0 of `over` puts into the segment and sends to the others.
   template <Bootstrap T>
     requires(!std::same_as<T, options>)
-  explicit ShmTransport(T& over, const options& opts = {}) : ShmTransport(meet(over, opts)) {}
+  explicit ShmTransport(T& over, const options& opts = options::from_environment()) : ShmTransport(meet(over, opts)) {}
 
   /// Joins the job that the environment describes (hvd/config.hpp): HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, as hvdrun
   /// sets them, or the variables of torchrun, mpiexec or srun; a group of one rank if no variable shows that a launcher

@@ -35,7 +35,7 @@ class ThreadTransport : public detail::peer_communicator {
   class group {
    public:
     /// For `size` threads. Errors: invalid_argument, no_memory.
-    explicit group(int size, const options& opts = {})
+    explicit group(int size, const options& opts = options::from_environment())
         : options_(opts), geometry_(detail::make_geometry(size, opts.memory.staging_bytes)),
           memory_(detail::group_bytes(size, geometry_)), handed_(static_cast<std::size_t>(size)) {
       detail::check_limit("failure_policy::timeout", opts.failure.timeout);

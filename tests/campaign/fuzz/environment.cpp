@@ -4,6 +4,7 @@
 // they are written out and read again.
 #include <hvd/config.hpp>
 #include <hvd/engine/options.hpp>
+#include <hvd/policy.hpp>
 
 #include "fuzz.hpp"
 
@@ -34,13 +35,16 @@ variables written(const hvd::config& c) {
                 {"HOROVOD_LOCAL_RANK", std::to_string(c.local_rank)},
                 {"HOROVOD_LOCAL_SIZE", std::to_string(c.local_size)},
                 {"HOROVOD_CROSS_RANK", std::to_string(c.cross_rank)},
-                {"HOROVOD_CROSS_SIZE", std::to_string(c.cross_size)},
-                {"HOROVOD_START_TIMEOUT", text_of(c.start_timeout.count())},
-                {"HVD_TIMEOUT", text_of(c.timeout.count())},
-                {"HVD_CHECK", c.check ? "on" : "off"},
-                {"HVD_SHM_DIR", c.shm_dir}};
+                {"HOROVOD_CROSS_SIZE", std::to_string(c.cross_size)}};
   if (!c.job.empty()) all["HVD_JOB"] = c.job;
   return all;
+}
+
+variables written(const hvd::sharing_options& o) {
+  return {{"HOROVOD_START_TIMEOUT", text_of(o.failure.start_timeout.count())},
+          {"HVD_TIMEOUT", text_of(o.failure.timeout.count())},
+          {"HVD_CHECK", o.failure.check ? "on" : "off"},
+          {"HVD_SHM_DIR", o.memory.directory}};
 }
 
 variables written(const hvd::engine_options& o) {
@@ -76,6 +80,10 @@ FUZZ(in) {
     fuzz::require(0 <= c.cross_rank && c.cross_rank < c.cross_size && c.cross_size <= c.size, "no place across hosts");
     const variables once = written(c);
     fuzz::require(once == written(read<hvd::config>(once)), "a job's values change when they are written and read");
+  });
+  fuzz::accepts([&] {
+    const variables once = written(read<hvd::sharing_options>(all));
+    fuzz::require(once == written(read<hvd::sharing_options>(once)), "options change when they are written and read");
   });
   fuzz::accepts([&] {
     const auto o = read<hvd::engine_options>(all);

@@ -55,7 +55,9 @@ nb::capsule connect(std::uintptr_t address) {
   {
     const hvd_python::released_gil released;
     // The engine calls MPI on its own thread, while the program may call it on others.
-    hvd::MpiTransport world(over, {.thread_level = MPI_THREAD_MULTIPLE});
+    hvd::mpi_options options = hvd::mpi_options::from_environment();
+    options.thread_level = MPI_THREAD_MULTIPLE;
+    hvd::MpiTransport world(over, options);
     watch_exit(world.rank());
     two_levels ranks = two_levels::over(std::move(world));
     made = std::make_unique<hvd_python::connected>(hvd::any_transport(std::move(ranks)));
@@ -102,7 +104,7 @@ nb::capsule connect_group(const std::vector<int>& ranks, int number, double time
     hvd::MpiTransport over(joined,
                            {.timeout = hvd::mpi_options::seconds(timeout), .thread_level = MPI_THREAD_MULTIPLE});
     MPI_Comm_free(&joined);
-    two_levels::options options;
+    auto options = two_levels::options::from_environment();
     if (check) options.sharing.failure.check = true;
     made = std::make_unique<hvd_python::connected>(hvd::any_transport(two_levels::over(std::move(over), options)));
   }

@@ -106,7 +106,7 @@ void group::describe(int set, const std::vector<int>& ranks) {
 
 hvd::any_transport alone() { return hvd::any_transport(hvd::SelfTransport()); }
 hvd::any_transport over_shared_memory(const std::string& name, int rank, int size, double timeout, bool check) {
-  hvd::sharing_options options;
+  auto options = hvd::sharing_options::from_environment();
   options.failure.start_timeout = hvd::failure_policy::seconds(timeout);
   if (check) options.failure.check = true;
   return hvd::any_transport(hvd::ShmTransport(name, rank, size, options));

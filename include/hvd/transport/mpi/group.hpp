@@ -29,13 +29,12 @@
 
 namespace hvd::inline HVD_ABI {
 
-/// The options of `MpiTransport`.
+/// The options of `MpiTransport`. Programs that pass none get those of `from_environment`.
 struct mpi_options {
   using seconds = std::chrono::duration<double>;
-  /// The time limit for every wait in hvd's loops: messages (and so hvd's algorithms), `barrier`, and requests from
-  /// `start`. 0 waits for ever. MPI's blocking collectives have no deadline.
-  seconds timeout = detail::from_variable("HVD_TIMEOUT", seconds(300),
-                                          [](auto name, auto text) { return parse_seconds(name, text, "no limit"); });
+  /// HVD_TIMEOUT: the limit for every wait in hvd's loops: messages (and so hvd's algorithms), `barrier`, and requests
+  /// from `start`. 0 waits for ever. MPI's blocking collectives have no deadline.
+  seconds timeout{300};
   /// The level requested from MPI_Init_thread, and required of an MPI that is initialised already. MPI_THREAD_FUNNELED,
   /// or MPI_THREAD_SINGLE, is enough for a program in which the main thread alone uses hvd; groups that several threads
   /// use at the same time need MPI_THREAD_MULTIPLE.
@@ -44,6 +43,13 @@ struct mpi_options {
   int polls = 512, oversubscribed_polls = 4;
   /// The largest count passed to MPI at once; larger ones go in parts. Equal on all ranks. Tests lower it.
   std::size_t most = INT_MAX;
+
+  /// The defaults, changed by the variable named above; an invalid_argument error names it and its value.
+  static mpi_options from_environment(const config::lookup& variable = detail::variable_of_environment) {
+    mpi_options o;
+    detail::read_variable(variable, "HVD_TIMEOUT", o.timeout, detail::parse_limit);
+    return o;
+  }
 };
 
 namespace detail {

@@ -40,10 +40,10 @@ struct nccl_options {
   /// or of HVD_PIN. More than one needs NCCL 2.30, or a NCCL_HOSTID that differs between ranks.
   int ranks_per_device = detail::ranks_of_pin();
   /// The time limit for every wait for other ranks; 0 waits as long as no error is known.
-  seconds timeout = failure_policy{}.timeout;
+  seconds timeout = failure_policy::from_environment().timeout;
   /// The time limit for the ranks to connect; at least 120 s by default, because each rank may have to load NCCL's
   /// 250 MB from a cold disk.
-  seconds start_timeout = std::max(failure_policy{}.start_timeout, seconds(120));
+  seconds start_timeout = std::max(failure_policy::from_environment().start_timeout, seconds(120));
   nccl_average average = nccl_average::automatic;
   /// The fewest and the most thread blocks that NCCL uses; 0: NCCL decides.
   int min_ctas = 0, max_ctas = 0;
