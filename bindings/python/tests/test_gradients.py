@@ -12,88 +12,90 @@ import pytest
 pytest.importorskip("hvd._core", reason="SKIP: the extension is not built")
 
 from hvd.core import buckets  # noqa: E402
-from hvd.core.gradients import Gradients, Groups, Slot  # noqa: E402
+from hvd.core.gradients import Gradients, Groups, Part, Slot  # noqa: E402
 
 
-class Recorder:
-    """See core.gradients.Reducer. ``fails``: names of slots and groups whose beginning or end raises this."""
+class Recorder(Gradients[Slot]):
+    """``fails``: names of slots and groups whose beginning or end raises this."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[str] = []
         self.frozen: set[str] = set()
         self.fails: dict[str, Exception] = {}
         self.at_end: list[Callable[[], None]] = []
-
-    def is_live(self, slot: Slot) -> bool:
-        return slot.parameter not in self.frozen
-
-    def bytes_of(self, slot: Slot) -> int:
-        return 10
 
     def _tell(self, event: str) -> None:
         self.events.append(event)
         if event in self.fails:
             raise self.fails[event]
 
-    def begin(self, slot: Slot, wake: bool) -> None:
-        self._tell(f"begin {slot.name}{' and wake' if wake else ''}")
-        slot.finish = lambda: self._tell(f"finish {slot.name}")
-
-    def arrived(self, slot: Slot) -> None:
-        pass
-
-    def begin_group(self, slots: Sequence[Slot], name: str) -> None:
-        self._tell(f"group {name} of {' '.join(slot.name for slot in slots)}")
-        for slot in slots:
-            slot.finish = lambda: None
-        slots[0].finish = lambda: self._tell(f"finish group {name}")
+    def begin(self, part: Part[Slot], slots: Sequence[Slot], wake: bool) -> Callable[[], object]:
+        if part.grouped:
+            self._tell(f"group {part.name} of {' '.join(slot.name for slot in slots)}")
+        else:
+            self._tell(f"begin {part.name}{' and wake' if wake else ''}")
+        return lambda: self._tell(f"finish {'group ' if part.grouped else ''}{part.name}")
 
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
         self.at_end.append(function)
 
 
-def make(names: str = "a b c", groups: Groups = None, passes: int = 1, together: int = 1000) -> Any:
-    recorder = Recorder()
-    gradients: Gradients[Slot] = Gradients(recorder)
+class Written(Slot):
+    """A slot of 10 bytes."""
+
+    def __init__(self, name: str, passes: int, gradients: Recorder) -> None:
+        super().__init__(name, name, passes)
+        self._gradients = gradients
+
+    def is_live(self) -> bool:
+        return self.name not in self._gradients.frozen
+
+    def bytes(self) -> int:
+        return 10
+
+
+def make(names: str = "a b c", groups: Groups = None, passes: int = 1, together: int = 1000) -> Recorder:
+    gradients = Recorder()
     for name in names.split():
-        gradients.slots[name] = Slot(name, name, passes)
+        gradients.add(Written(name, passes, gradients))
     gradients.make_groups(groups)
     gradients.bytes_together = together
-    return gradients, recorder
+    return gradients
 
 
-def backward(gradients: Gradients[Slot], recorder: Recorder, order: str) -> None:
+def backward(gradients: Recorder, order: str) -> None:
     for parameter in order.split():
         gradients.arrived(parameter)
-    while recorder.at_end:
-        recorder.at_end.pop()()
+    while gradients.at_end:
+        gradients.at_end.pop()()
 
 
 def test_gradients_are_collected_until_the_pass_ends() -> None:
-    gradients, recorder = make()
+    gradients = make()
     gradients.arrived("c")
     gradients.arrived("b")
-    assert recorder.events == [] and gradients.in_flight() and len(recorder.at_end) == 1
-    recorder.at_end.pop()()
-    assert recorder.events == ["begin c", "begin b and wake"]
+    assert gradients.events == [] and gradients.in_flight() and len(gradients.at_end) == 1
+    gradients.at_end.pop()()
+    assert gradients.events == ["begin c", "begin b and wake"]
     gradients.finish(1)
-    assert recorder.events[2:] == ["begin a", "finish a", "finish b", "finish c"]
+    assert gradients.events[2:] == ["begin a", "finish a", "finish b", "finish c"]
     assert not gradients.in_flight() and not gradients.touched
 
 
 def test_enough_bytes_leave_at_once() -> None:
-    gradients, recorder = make(together=20)
+    gradients = make(together=20)
     for parameter, so_far in (("c", 0), ("b", 2), ("a", 2)):
         gradients.arrived(parameter)
-        assert len(recorder.events) == so_far
+        assert len(gradients.events) == so_far
 
 
 def test_passes_add_before_a_gradient_is_complete() -> None:
-    gradients, recorder = make("a", passes=2)
-    backward(gradients, recorder, "a")
-    assert recorder.events == [] and gradients.touched and not gradients.in_flight()
-    backward(gradients, recorder, "a")
-    assert recorder.events == ["begin a and wake"]
+    gradients = make("a", passes=2)
+    backward(gradients, "a")
+    assert gradients.events == [] and gradients.touched and not gradients.in_flight()
+    backward(gradients, "a")
+    assert gradients.events == ["begin a and wake"]
     with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
         gradients.arrived("a")
     gradients.finish(1)
@@ -110,64 +112,64 @@ def test_passes_add_before_a_gradient_is_complete() -> None:
     ],
 )
 def test_groups(groups: Groups, expected: list[str]) -> None:
-    gradients, _ = make("a b c d e", groups)
-    assert [slot.group.name if slot.group else "" for slot in gradients.slots.values()] == expected
+    gradients = make("a b c d e", groups)
+    assert [part.name if part.grouped else "" for part in gradients.parts.values()] == expected
 
 
 def test_a_group_leaves_with_its_last_gradient() -> None:
-    gradients, recorder = make(groups=[["a", "b", "c"]])
-    recorder.frozen = {"b"}
-    backward(gradients, recorder, "c")
-    assert recorder.events == []
-    backward(gradients, recorder, "a")
-    assert recorder.events == ["group a of a c"]
+    gradients = make(groups=[["a", "b", "c"]])
+    gradients.frozen = {"b"}
+    backward(gradients, "c")
+    assert gradients.events == []
+    backward(gradients, "a")
+    assert gradients.events == ["group a of a c"]
     gradients.finish(1)
-    assert recorder.events[1:] == ["finish group a"]
+    assert gradients.events[1:] == ["finish group a"]
 
 
 def test_what_no_pass_has_reached_is_begun_by_finish() -> None:
-    gradients, recorder = make("a b c d", groups=[["a", "c"]])
-    recorder.frozen = {"d"}
+    gradients = make("a b c d", groups=[["a", "c"]])
+    gradients.frozen = {"d"}
     gradients.finish(1)
-    assert recorder.events == ["group a of a c", "begin b", "finish group a", "finish b"]
+    assert gradients.events == ["group a of a c", "begin b", "finish group a", "finish b"]
 
 
 def test_what_is_frozen_after_the_backward_pass_takes_part() -> None:
     """On other ranks its gradient may be in flight."""
-    gradients, recorder = make("a b c d", groups=[["a", "b"]])
-    recorder.frozen = {"d"}
-    backward(gradients, recorder, "a")
-    recorder.frozen = {"b", "c", "d"}
+    gradients = make("a b c d", groups=[["a", "b"]])
+    gradients.frozen = {"d"}
+    backward(gradients, "a")
+    gradients.frozen = {"b", "c", "d"}
     gradients.finish(1)
-    assert recorder.events == ["group a of a b", "begin c", "finish group a", "finish c"]
-    recorder.events = []
+    assert gradients.events == ["group a of a b", "begin c", "finish group a", "finish c"]
+    gradients.events = []
     gradients.finish(1)
-    assert recorder.events == ["group a of a", "finish group a"]
+    assert gradients.events == ["group a of a", "finish group a"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it"), ValueError("it"), TypeError("it")])
 @pytest.mark.parametrize("fails", ["group a of a b", "finish group a", "begin c", "finish c"])
 def test_a_failure_leaves_nothing_unfinished(error: Exception, fails: str) -> None:
     """All that can is begun and waited for, once, whatever the first error is; the next step is a new one."""
-    gradients, recorder = make("a b c d", groups=[["a", "b"]])
-    recorder.fails = {fails: error, "finish d": RuntimeError("later")}
+    gradients = make("a b c d", groups=[["a", "b"]])
+    gradients.fails = {fails: error, "finish d": RuntimeError("later")}
     with pytest.raises(type(error), match="it"):
         gradients.finish(1)
     every = ["group a of a b", "begin c", "begin d", "finish group a", "finish c", "finish d"]
     without = {"group a of a b": "finish group a", "begin c": "finish c"}.get(fails)  # there is nothing to wait for
-    assert recorder.events == [event for event in every if event != without]
+    assert gradients.events == [event for event in every if event != without]
     assert not gradients.in_flight()
-    recorder.fails, recorder.events = {}, []
+    gradients.fails, gradients.events = {}, []
     gradients.finish(1)
-    assert recorder.events == every
+    assert gradients.events == every
 
 
 def test_dropped_gradients_are_waited_for() -> None:
-    gradients, recorder = make("a b")
+    gradients = make("a b")
     gradients.arrived("b")
-    recorder.fails = {"finish b": ValueError("dropped")}
+    gradients.fails = {"finish b": ValueError("dropped")}
     gradients.drop(2)
-    assert recorder.events == ["begin b and wake", "finish b"]
+    assert gradients.events == ["begin b and wake", "finish b"]
     assert not gradients.in_flight() and gradients.slots["b"].remaining == 2
 
 

@@ -592,10 +592,10 @@ def check_overlap() -> None:
     arrived = []
 
     def in_the_middle(_: Any) -> None:
-        slots = optimizer._gradients.slots
-        assert slots[model[0].weight].finish is None
+        parts = optimizer._gradients.parts
+        assert parts[model[0].weight].finish is None
         for p in model[4].parameters():  # all ranks wait here until it is done, in the middle of their backward pass
-            slots[p].finish()
+            parts[p].finish()
             arrived.append(hvd.allgather(p.grad[None].contiguous()))
 
     hidden = model[:2](torch.full((3, 4), hvd.rank() + 1.0, dtype=torch.float64))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, Generic, Protocol, TypeVar, Union
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Callable, Generic, TypeVar, Union
 
 Groups = Union[None, int, Sequence[Sequence[Any]]]
 T = TypeVar("T")
@@ -20,7 +22,18 @@ def evenly(items: Sequence[T], count: int) -> list[list[T]]:
     return [list(items[start:end]) for start, end in zip([0, *ends], ends)]
 
 
-class Slot:
+def attempt(functions: Iterable[Callable[[], object]]) -> Exception | None:
+    """Calls all; returns the first error."""
+    problem: Exception | None = None
+    for function in functions:
+        try:
+            function()
+        except Exception as e:
+            problem = problem or e
+    return problem
+
+
+class Slot(ABC):
     """The state of one parameter within a step. ``name`` is the same on all ranks."""
 
     def __init__(self, parameter: Any, name: str, passes: int) -> None:
@@ -28,81 +41,85 @@ class Slot:
         self.name = name
         self.remaining = passes  # backward passes until its gradient is complete
         self.live = False  # whether it was not frozen when the step's first gradient arrived
-        self.group: Group[Any] | None = None
-        self.finish: Callable[[], None] | None = None  # waits for the reduction in flight
 
-
-S = TypeVar("S", bound=Slot)
-S_contra = TypeVar("S_contra", bound=Slot, contravariant=True)
-
-
-class Group(Generic[S]):
-    """Parameters whose gradients are reduced together; ``slots`` is not empty."""
-
-    def __init__(self, slots: Sequence[S]) -> None:
-        self.slots = slots
-        self.name = slots[0].name
-        for slot in slots:
-            slot.group = self
-
-
-class Reducer(Protocol[S_contra]):
-    """A framework's operations on gradients."""
-
-    def is_live(self, slot: S_contra) -> bool:
+    @abstractmethod
+    def is_live(self) -> bool:
         """Whether the parameter has a gradient, that is, is not frozen."""
 
-    def bytes_of(self, slot: S_contra) -> int:
+    @abstractmethod
+    def bytes(self) -> int:
         """The number of bytes of the gradient."""
 
-    def arrived(self, slot: S_contra) -> None:
+    def complete(self) -> None:
         """Called when the gradient is complete, on the current stream. The gradient may be submitted on another stream.
         """
 
-    def begin(self, slot: S_contra, wake: bool) -> None:
-        """Submits the gradient, or zeros if there is none, and sets ``slot.finish``. ``wake``: see Collectives."""
 
-    def begin_group(self, slots: Sequence[S_contra], name: str) -> None:
-        """Submits the gradients as one operation, and sets ``finish`` of all these slots."""
+S = TypeVar("S", bound=Slot)
 
+
+class Part(Generic[S]):
+    """Parameters whose gradients are reduced as one operation; ``slots`` is not empty."""
+
+    def __init__(self, slots: Sequence[S], grouped: bool) -> None:
+        self.slots = slots
+        self.name = slots[0].name
+        self.grouped = grouped
+        self.finish: Callable[[], object] | None = None  # waits for the reduction in flight
+
+    def live(self) -> list[S]:
+        """The slots that are reduced in this step. A parameter frozen after the backward pass still takes part, because
+        its gradient may be in flight on other ranks.
+        """
+        return [slot for slot in self.slots if slot.live or slot.is_live()]
+
+
+class Gradients(ABC, Generic[S]):
+    """The gradients of one optimizer, from their backward pass to the end of the step."""
+
+    def __init__(self) -> None:
+        self.slots: dict[Any, S] = {}  # by parameter, in the same order on all ranks
+        self.parts: dict[Any, Part[S]] = {}  # by parameter
+        self.bytes_together = 0  # bytes of gradients to collect before submitting them
+        self.touched = False  # whether a backward pass has reached any gradient since the last step
+        self._collected: list[S] = []
+        self._collected_bytes = 0
+
+    @abstractmethod
+    def begin(self, part: Part[S], slots: Sequence[S], wake: bool) -> Callable[[], object]:
+        """Submits the gradients of these ``slots`` of a part, zeros for those that are missing. Returns a function that
+        waits for the results. ``wake``: see Collectives.
+        """
+
+    @abstractmethod
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
         """Calls ``function`` at the end of the current backward pass."""
 
-
-class Gradients(Generic[S]):
-    """The gradients of one optimizer, from their backward pass to the end of the step."""
-
-    def __init__(self, reducer: Reducer[S]) -> None:
-        self.slots: dict[Any, S] = {}  # by parameter, in the same order on all ranks
-        self.bytes_together = 0  # bytes of gradients to collect before submitting them
-        self.touched = False  # whether a backward pass has reached any gradient since the last step
-        self._reducer = reducer
-        self._collected: list[S] = []
-        self._collected_bytes = 0
+    def add(self, slot: S) -> None:
+        """Adds a parameter, which is reduced alone."""
+        self.slots[slot.parameter] = slot
+        self.parts[slot.parameter] = Part([slot], False)
 
     def make_groups(self, groups: Groups) -> None:
         """Divides all slots into ``groups`` groups, or groups them by lists of parameters. Parameters without a slot
         are left out.
         """
-        slots = list(self.slots.values())
-        if isinstance(groups, int) and groups > 0:
-            for members in evenly(slots, groups):
-                Group(members)
-        elif groups is not None and not isinstance(groups, int):
-            for group in groups:
-                found = [self.slots[p] for p in group if p in self.slots]
-                if found:
-                    Group(found)
+        if isinstance(groups, int):
+            members = evenly(list(self.slots.values()), groups) if groups > 0 else []
+        else:
+            members = [[self.slots[p] for p in group if p in self.slots] for group in groups or ()]
+        for slots in filter(None, members):
+            self.parts.update(dict.fromkeys([slot.parameter for slot in slots], Part(slots, True)))
 
     def reset(self, passes: int) -> None:
         """Begins a step: nothing is in flight, and each gradient is complete after ``passes`` backward passes."""
         self.touched = False
         self._collected = []
-        self._collected_bytes = 0
+        for part in self.parts.values():
+            part.finish = None
         for slot in self.slots.values():
-            slot.finish = None
             slot.live = False
-            slot.remaining = passes
+        self.set_passes(passes)
 
     def set_passes(self, passes: int) -> None:
         """Sets the number of backward passes until each gradient is complete."""
@@ -115,7 +132,7 @@ class Gradients(Generic[S]):
 
         Raises AssertionError if the gradient was already complete.
         """
-        slot = self.slots[parameter]
+        slot, part = self.slots[parameter], self.parts[parameter]
         if slot.remaining <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase"
@@ -124,45 +141,45 @@ class Gradients(Generic[S]):
         if not self.touched:
             self.touched = True
             for one in self.slots.values():
-                one.live = self._reducer.is_live(one)
+                one.live = one.is_live()
         slot.remaining -= 1
         if slot.remaining > 0:
             return
-        self._reducer.arrived(slot)
-        if slot.group is not None:
-            if all(one.remaining <= 0 for one in self._live(slot.group)):
-                self._begin_group(slot.group)
+        slot.live = True
+        slot.complete()
+        if part.grouped:
+            if all(one.remaining <= 0 for one in part.live()):
+                self._begin(part, True)
             return
         if not self._collected:
-            self._reducer.at_end_of_backward(self.begin_collected)
+            self._collected_bytes = 0
+            self.at_end_of_backward(self.begin_collected)
         self._collected.append(slot)
-        self._collected_bytes += self._reducer.bytes_of(slot)
+        self._collected_bytes += slot.bytes()
         if self._collected_bytes >= self.bytes_together:
             self.begin_collected()
 
     def begin_collected(self) -> None:
         """Submits the collected gradients. Wakes the engine once, with the last one."""
-        slots = self._collected
-        self._collected = []
-        self._collected_bytes = 0
+        slots, self._collected = self._collected, []
         for slot in slots:
-            self._reducer.begin(slot, wake=slot is slots[-1])
+            self._begin(self.parts[slot.parameter], slot is slots[-1])
 
     def in_flight(self) -> bool:
         """Whether gradients are collected or being reduced."""
-        return bool(self._collected) or any(slot.finish is not None for slot in self.slots.values())
+        return bool(self._collected) or any(part.finish is not None for part in self.parts.values())
 
     def finish(self, passes: int) -> None:
         """Submits gradients that no backward pass has completed on this rank, waits for all, and resets.
 
         Raises the first error, after all other gradients are complete, so that ranks stay in step.
         """
-        not_begun = self._begin_rest()
+        rest = [part for part in self._each() if part.finish is None and part.live()]
+        not_begun = attempt(partial(self._begin, part, False) for part in rest)  # this thread does the work itself
         problem = self._wait()
-        problem = not_begun or problem
         self.reset(passes)
-        if problem is not None:
-            raise problem
+        if not_begun or problem:
+            raise not_begun or problem  # type: ignore[misc]
 
     def drop(self, passes: int) -> None:
         """Waits for all reductions in flight, ignoring errors, and resets."""
@@ -170,45 +187,15 @@ class Gradients(Generic[S]):
         self._wait()
         self.reset(passes)
 
-    def _is_live(self, slot: S) -> bool:
-        """Whether the gradient is reduced in this step. A parameter frozen after the backward pass still takes part,
-        because its gradient may be in flight on other ranks.
-        """
-        return slot.live or self._reducer.is_live(slot)
+    def _each(self) -> Iterable[Part[S]]:
+        return dict.fromkeys(self.parts.values())
 
-    def _live(self, group: Group[S]) -> list[S]:
-        return [slot for slot in group.slots if self._is_live(slot)]
-
-    def _begin_group(self, group: Group[S]) -> None:
-        slots = self._live(group)
+    def _begin(self, part: Part[S], wake: bool) -> None:
+        slots = part.live()
         for slot in slots:
             slot.remaining = 0
-        self._reducer.begin_group(slots, group.name)
-
-    def _begin_rest(self) -> Exception | None:
-        """Submits all gradients not in flight; returns the first error. Does not retry a failed group."""
-        problem: Exception | None = None
-        tried: list[Group[S]] = []
-        for slot in self.slots.values():
-            if slot.finish is not None or not self._is_live(slot) or slot.group in tried:
-                continue
-            try:
-                if slot.group is None:
-                    self._reducer.begin(slot, wake=False)  # this thread waits next, and does the work itself
-                else:
-                    tried.append(slot.group)
-                    self._begin_group(slot.group)
-            except Exception as e:
-                problem = problem or e
-        return problem
+        part.finish = self.begin(part, slots, wake)
 
     def _wait(self) -> Exception | None:
         """Waits for all reductions in flight; returns the first error."""
-        problem: Exception | None = None
-        for slot in self.slots.values():
-            if slot.finish is not None:
-                try:
-                    slot.finish()
-                except Exception as e:
-                    problem = problem or e
-        return problem
+        return attempt(part.finish for part in self._each() if part.finish is not None)

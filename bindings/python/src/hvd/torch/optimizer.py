@@ -14,7 +14,7 @@ import torch
 from hvd.core import state
 from hvd.core.buckets import bytes_together
 from hvd.core.compression import Compressor
-from hvd.core.gradients import Gradients, Groups
+from hvd.core.gradients import Groups
 from hvd.core.handles import result_of
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Adasum, Average, Op, Reduction, ReduceOp, Sum
@@ -33,8 +33,7 @@ class _DistributedOptimizer(Wrapper):
     """A mixin before the class of the user's optimizer; see DistributedOptimizer."""
 
     def _hvd_setup(self, groups: Groups, bucket_view: bool) -> None:
-        self._reducer = TorchReducer(self)
-        self._gradients = Gradients(self._reducer)
+        self._gradients = TorchReducer(self)
         self._hooks: list[object] = []
         weakref.finalize(self, remove, self._hooks)
         self._look_for_parameters()
@@ -45,7 +44,7 @@ class _DistributedOptimizer(Wrapper):
         self._should_synchronize = True
         if bucket_view and self._is_active():
             slots = self._gradients.slots.values()
-            self._reducer.buckets = TorchBuckets([slot.parameter for slot in slots], [slot.name for slot in slots])
+            self._gradients.buckets = TorchBuckets([slot.parameter for slot in slots], [slot.name for slot in slots])
 
     def _look_for_parameters(self) -> None:
         """Registers parameters that now have gradients: in an added group, or no longer frozen."""
@@ -58,11 +57,10 @@ class _DistributedOptimizer(Wrapper):
             if optimizer is not None and optimizer._is_active():
                 optimizer._gradients.arrived(p)
 
-        slots = self._gradients.slots
         sparse = isinstance(self, torch.optim.SparseAdam)  # it accepts only sparse gradients
         for name, p in self._hvd_parameters():
-            if p not in slots:
-                slots[p] = TorchSlot(p, name, self.backward_passes_per_step, sparse)
+            if p not in self._gradients.slots:
+                self._gradients.add(TorchSlot(p, name, self.backward_passes_per_step, sparse))
                 self._hooks.append(after_gradient(p, hook))
 
     def _is_active(self) -> bool:
@@ -77,7 +75,7 @@ class _DistributedOptimizer(Wrapper):
         self._job = job
         ranks = self.process_set.ranks or []
         self._active = job is not None and len(ranks) > 1 and state.rank() in ranks
-        self._reducer.buckets = None  # they were the other job's
+        self._gradients.buckets = None  # they were the other job's
         self._gradients.bytes_together = bytes_together() if self._active else 0
         for slot in self._gradients.slots.values():
             slot.agreed = slot.known

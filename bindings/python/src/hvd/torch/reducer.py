@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -12,8 +11,8 @@ import torch
 from hvd import _core
 from hvd.core import state
 from hvd.core.adapter import Stream
-from hvd.core.compression import compressed, compressed_group
-from hvd.core.gradients import Slot
+from hvd.core.compression import compressed_group
+from hvd.core.gradients import Gradients, Part, Slot, attempt
 from hvd.core.handles import begin, number_of, result_of, synchronize
 from hvd.core.reduce_op import Average, Reduction, Sum
 from hvd.exceptions import HorovodInternalError
@@ -25,7 +24,6 @@ from hvd.torch.optimizer_arguments import Parameter
 from hvd.torch.wrapper import Wrapper
 
 _BARRIER = _core.operations["barrier"]
-PartName = tuple[str, str]  # prefix and name of an operation
 
 
 class TorchSlot(Slot):
@@ -43,75 +41,75 @@ class TorchSlot(Slot):
         self.sparse_dim: int | None = 1 if sparse else None  # of its gradient: 0 if dense, None without one
         self.stream: Stream | None = None  # of the hook that reported its gradient, on a GPU
 
+    def is_live(self) -> bool:
+        return self.parameter.requires_grad
 
-class TorchReducer:
-    """See core.gradients.Reducer. Uses the options of ``optimizer``, without keeping it alive."""
+    def bytes(self) -> int:
+        return self.parameter.numel() * self.parameter.element_size()
+
+    def complete(self) -> None:
+        self.stream = current_stream(self.parameter)
+
+
+class TorchReducer(Gradients[TorchSlot]):
+    """See core.gradients. Uses the options of ``optimizer``, without keeping it alive."""
 
     def __init__(self, optimizer: Wrapper) -> None:
+        super().__init__()
         self._options = weakref.proxy(optimizer)
         self.buckets: TorchBuckets | None = None
-
-    def is_live(self, slot: TorchSlot) -> bool:
-        return slot.parameter.requires_grad
-
-    def bytes_of(self, slot: TorchSlot) -> int:
-        return slot.parameter.numel() * slot.parameter.element_size()
-
-    def arrived(self, slot: TorchSlot) -> None:
-        slot.stream = current_stream(slot.parameter)
 
     def at_end_of_backward(self, function: Callable[[], None]) -> None:
         at_end_of_backward(function)
 
-    def begin(self, slot: TorchSlot, wake: bool) -> None:
-        if self._is_news([slot]):
-            self._ask([slot], ("allreduce", slot.name), partial(self.begin, slot, False), wake)
-            return
-        gradient = self._gradient(slot)
-        if gradient.is_sparse:
-            self._begin_sparse(slot, gradient)
-            return
-        sent, ctx, wire = compressed(self._options._compression, gradient)
-        both = (sent,)
-        handle = OPS.allreduce(both, both, True, slot.name, self._how(wire), self._options.process_set, wake=wake)
-
-        def finish() -> None:
-            try:
-                synchronize(handle)
-            except HorovodInternalError as e:
-                self._settle([slot], slot.name, partial(self.begin, slot, False), e)
-            else:
-                self._store(slot, gradient, sent, ctx)
-
-        slot.finish = finish
-
-    def begin_group(self, slots: Sequence[TorchSlot], name: str) -> None:
+    def begin(self, part: Part[TorchSlot], slots: Sequence[TorchSlot], wake: bool) -> Callable[[], object]:
         together: list[TorchSlot] = []  # all except those that all ranks gather
+        waits: list[Callable[[], object]] = []
         for slot in slots:
             if slot.agreed and slot.sparse_dim and not self._options.sparse_as_dense:
-                self._begin_sparse(slot, self._gradient(slot))
+                waits.append(self._begin_sparse(slot))
             else:
                 together.append(slot)
-        if not together:
-            return
-        again = partial(self.begin_group, together, name)
-        if self._is_news(together):
-            self._ask(together, ("grouped_allreduce", name), again, True)
-            return
-        gradients = [self._gradient(slot) for slot in together]
-        both, contexts, wire = compressed_group(self._options._compression, gradients)
-        handle = OPS.allreduce(both, both, False, name, self._how(wire), self._options.process_set, exposed=True)
+        if together:
+            waits.append(self._begin_together(part, together, wake))
+        return waits[0] if len(waits) == 1 else lambda: _raise(attempt(waits))
+
+    def _begin_together(self, part: Part[TorchSlot], slots: Sequence[TorchSlot], wake: bool) -> Callable[[], object]:
+        """Submits a barrier instead of gradients if one is sparse. When it has ended, or when it has ended the others'
+        reductions with an error, all ranks settle which gradients are sparse. Dense gradients have no cost from it.
+        """
+        options, name = self._options, part.name
+        news = self._is_news(slots)
+        gradients: list[torch.Tensor] = []
+        sent: list[torch.Tensor] = []
+        contexts: list[Any] = []
+        if news:
+            prefix = "grouped_allreduce" if part.grouped else "allreduce"
+            handle = begin(_BARRIER, prefix, name, (), (), _nothing, number_of(options.process_set), wake=wake)
+        else:
+            gradients = [self._gradient(slot) for slot in slots]
+            sent, contexts, wire = compressed_group(options._compression, gradients)
+            handle = OPS.allreduce(
+                sent, sent, not part.grouped, name, self._how(wire), options.process_set, wake=wake,
+                exposed=part.grouped,
+            )
+        settled: list[Callable[[], object]] = []  # kept if Ctrl-C comes while it waits
 
         def finish() -> None:
+            problem: HorovodInternalError | None = None
             try:
                 synchronize(handle)
             except HorovodInternalError as e:
-                self._settle(together, name, again, e)
+                problem = e
+            if not settled and (news or problem is not None):
+                settled.append(self._settle(part, slots, problem))
+            if settled:
+                settled[0]()
                 return
-            for slot, gradient, sent, ctx in zip(together, gradients, both, contexts):
-                self._store(slot, gradient, sent, ctx)
+            for slot, gradient, one, ctx in zip(slots, gradients, sent, contexts):
+                self._store(slot, gradient, one, ctx)
 
-        _finish_by(together, finish)
+        return finish
 
     def _is_news(self, slots: Sequence[TorchSlot]) -> bool:
         """Whether a gradient is sparse and other ranks may not know it. A rank without a gradient would reduce zeros.
@@ -126,27 +124,10 @@ class TorchReducer:
                 slot.sparse_dim = None
         return news and not self._options.sparse_as_dense
 
-    def _ask(self, slots: Sequence[TorchSlot], part: PartName, again: Callable[[], None], wake: bool) -> None:
-        """Submits a barrier instead of the gradients. When it has ended, or when it has ended the others' reductions
-        with an error, all ranks settle which gradients are sparse. Dense gradients have no cost from it.
-        """
-        number = number_of(self._options.process_set)
-        handle = begin(_BARRIER, *part, (), (), lambda _: None, number, wake=wake)
-
-        def finish() -> None:
-            problem: HorovodInternalError | None = None
-            try:
-                synchronize(handle)
-            except HorovodInternalError as e:
-                problem = e
-            self._settle(slots, part[1], again, problem)
-
-        _finish_by(slots, finish)
-
     def _settle(
-        self, slots: Sequence[TorchSlot], name: str, again: Callable[[], None], problem: HorovodInternalError | None
-    ) -> None:
-        """Determines which gradients are sparse, and reduces all with ``again``. Raises ``problem`` if none is, and
+        self, part: Part[TorchSlot], slots: Sequence[TorchSlot], problem: HorovodInternalError | None
+    ) -> Callable[[], object]:
+        """Determines which gradients are sparse, and begins their reduction. Raises ``problem`` if none is, and
         HorovodInternalError if one is sparse on some ranks and dense on others. Collective.
         """
         settled = self._options.sparse_as_dense or all(slot.agreed for slot in slots)
@@ -155,7 +136,7 @@ class TorchReducer:
         known = [(1, slot.sparse_dim) if slot.sparse_dim is not None else (0, 0) for slot in slots]
         sums = torch.tensor([(n, d, d * d) for n, d in known], dtype=torch.int64, device="cpu")
         process_set = self._options.process_set
-        result_of(OPS.allreduce((sums,), (sums,), True, f"{name}.kinds", Reduction(Sum), process_set, wake=False))
+        result_of(OPS.allreduce((sums,), (sums,), True, f"{part.name}.kinds", Reduction(Sum), process_set, wake=False))
         if problem is not None and not sums[:, 1].any():
             raise problem
         for slot, (count, total, squares) in zip(slots, sums.tolist()):
@@ -169,26 +150,17 @@ class TorchReducer:
         for slot, (count, total, _) in zip(slots, sums.tolist()):
             if count > 0:
                 slot.sparse_dim, slot.agreed = total // count, True
-            slot.finish = None
-        again()
-        failed: Exception | None = None
-        for slot in slots:
-            wait, slot.finish = slot.finish, _nothing
-            try:
-                assert wait is not None
-                wait()
-            except Exception as e:
-                failed = failed or e
-        if failed is not None:
-            raise failed
+        return self.begin(part, slots, False)
 
-    def _begin_sparse(self, slot: TorchSlot, gradient: torch.Tensor) -> None:
-        result = sparse_allreduce_async(gradient, slot.name, self._options.op, self._options.process_set)
+    def _begin_sparse(self, slot: TorchSlot) -> Callable[[], object]:
+        result = sparse_allreduce_async(
+            self._gradient(slot), slot.name, self._options.op, self._options.process_set
+        )
 
         def finish() -> None:
             slot.parameter.grad = result()
 
-        slot.finish = finish
+        return finish
 
     def _how(self, wire: int) -> Reduction:
         op = self._options.op
@@ -238,14 +210,13 @@ class TorchReducer:
             slot.parameter.grad = gradient.to_sparse(slot.sparse_dim)
 
 
-def _finish_by(slots: Sequence[TorchSlot], finish: Callable[[], None]) -> None:
-    """Sets one function that waits for all."""
-    for slot in slots:
-        slot.finish = finish if slot is slots[0] else _nothing
+def _nothing(_: object) -> None:
+    """The result of a barrier."""
 
 
-def _nothing() -> None:
-    """The ``finish`` of all members of a group except the first, which waits for all."""
+def _raise(problem: Exception | None) -> None:
+    if problem is not None:
+        raise problem
 
 
 def _nothing_in(p: Parameter, sparse_dim: int) -> torch.Tensor:
