@@ -41,6 +41,31 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+class Narrow(Compressor):
+    """Sends float32 and float64 in a narrower dtype of the framework, ``to``."""
+
+    wide: tuple[Any, Any]  # float32 and float64
+    to: Any
+    number: int  # of ``to``
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """The tensor in another dtype."""
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return (cls.cast(tensor, cls.to), tensor.dtype) if tensor.dtype in cls.wide else (tensor, None)
+
+    @classmethod
+    def wire(cls, tensor: Any) -> int:
+        return cls.number if tensor.dtype == cls.wide[0] else -1
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return tensor if ctx is None else cls.cast(tensor, ctx)
+
+
 def compressed(compression: Any, tensor: Any) -> tuple[Any, Any, int]:
     """The tensor to send, the context for ``decompress``, and the number of the dtype in which it is sent.
 

@@ -7,26 +7,28 @@ from typing import Any
 import numpy as np
 
 from hvd import _core
-from hvd.core.compression import Compressor, NoneCompressor
+from hvd.core.compression import Narrow, NoneCompressor
 from hvd.numpy.adapter import as_array
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(Narrow):
     """Sends float32 and float64 as float16."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        array = as_array(tensor)
-        narrow = array.dtype in (np.float32, np.float64)
-        return (array.astype(np.float16), array.dtype) if narrow else (array, None)
+    wide = np.float32, np.float64
+    to = np.float16
+    number = _core.dtypes["float16"]
 
     @staticmethod
-    def wire(tensor: Any) -> int:
-        return _core.dtypes["float16"] if as_array(tensor).dtype == np.float32 else -1
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.astype(ctx)
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return super().compress(as_array(tensor))
+
+    @classmethod
+    def wire(cls, tensor: Any) -> int:
+        return super().wire(as_array(tensor))
 
 
 class Compression:

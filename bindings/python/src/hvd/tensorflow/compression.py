@@ -7,52 +7,29 @@ from typing import Any
 import tensorflow as tf
 
 from hvd import _core
-from hvd.core.compression import Compressor, NoneCompressor
+from hvd.core.compression import Narrow, NoneCompressor
 
 
-def _compress(tensor: Any, narrow: Any) -> tuple[Any, Any]:
-    wide = tensor.dtype in (tf.float32, tf.float64)
-    return (tf.cast(tensor, narrow), tensor.dtype) if wide else (tensor, None)
+class _Narrow(Narrow):
+    wide = tf.float32, tf.float64
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tf.cast(tensor, dtype)
 
 
-def _decompress(tensor: Any, ctx: Any) -> Any:
-    return tensor if ctx is None else tf.cast(tensor, ctx)
-
-
-def _wire(tensor: Any, narrow: Any) -> int:
-    return _core.dtypes[narrow.name] if tensor.dtype == tf.float32 else -1
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_Narrow):
     """Sends float32 and float64 as float16: 2 bytes each, 11 bits of precision, nothing above 65504."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _compress(tensor, tf.float16)
-
-    @staticmethod
-    def wire(tensor: Any) -> int:
-        return _wire(tensor, tf.float16)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return _decompress(tensor, ctx)
+    to = tf.float16
+    number = _core.dtypes["float16"]
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_Narrow):
     """Sends float32 and float64 as bfloat16: 2 bytes each, 8 bits of precision, the range of float32."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return _compress(tensor, tf.bfloat16)
-
-    @staticmethod
-    def wire(tensor: Any) -> int:
-        return _wire(tensor, tf.bfloat16)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return _decompress(tensor, ctx)
+    to = tf.bfloat16
+    number = _core.dtypes["bfloat16"]
 
 
 class Compression:

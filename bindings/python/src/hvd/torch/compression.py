@@ -6,42 +6,30 @@ from typing import Any
 
 import torch
 
-from hvd.core.compression import Compressor, NoneCompressor
+from hvd.core.compression import Narrow, NoneCompressor
 from hvd.torch.adapter import DTYPES
 
-_WIDE = (torch.float32, torch.float64)
+
+class _Narrow(Narrow):
+    wide = torch.float32, torch.float64
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.to(dtype)
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(_Narrow):
     """Sends float32 and float64 as float16: 2 bytes each, 11 bits of precision, nothing above 65504."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return (tensor.to(torch.float16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
-
-    @staticmethod
-    def wire(tensor: Any) -> int:
-        return DTYPES[torch.float16] if tensor.dtype is torch.float32 else -1
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.to(ctx)
+    to = torch.float16
+    number = DTYPES[torch.float16]
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_Narrow):
     """Sends float32 and float64 as bfloat16: 2 bytes each, 8 bits of precision, the range of float32."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return (tensor.to(torch.bfloat16), tensor.dtype) if tensor.dtype in _WIDE else (tensor, None)
-
-    @staticmethod
-    def wire(tensor: Any) -> int:
-        return DTYPES[torch.bfloat16] if tensor.dtype is torch.float32 else -1
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor if ctx is None else tensor.to(ctx)
+    to = torch.bfloat16
+    number = DTYPES[torch.bfloat16]
 
 
 class Compression:
