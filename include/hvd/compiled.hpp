@@ -1,7 +1,7 @@
 // hvd/compiled.hpp: the parts of hvd that take long to compile, compiled once for a program.
 //
 // If all files of a program are compiled with -DHVD_COMPILED=1, they leave out the kernels of all types and operations,
-// the engine without a device, and what it and fusion do in shared memory. One file of the program then includes this
+// the engine, and what it and fusion do in shared memory. One file of the program then includes this
 // header; alternatively, link the library that Meson builds: `dependency('hvd-compiled')`. Only the compile time
 // changes.
 #pragma once
@@ -64,7 +64,6 @@ conversions find_conversions(dtype type, dtype wire) noexcept { return make_conv
 template class FusionBuffer<ShmTransport>;
 template class detail::erased_transport_on<ShmTransport>;
 template class detail::erased_transport_of<ShmTransport>;
-template class BasicEngine<no_device>;
 
 }  // namespace hvd::inline HVD_ABI
 

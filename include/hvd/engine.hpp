@@ -3,6 +3,7 @@
 
 #include <hvd/engine/basic_engine.hpp>
 #include <hvd/engine/device.hpp>
+#include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/erased_transport.hpp>
 #include <hvd/transport.hpp>
@@ -21,23 +22,19 @@ namespace hvd::inline HVD_ABI {
 template <class Control, class D = no_device>
   requires CarriesEngine<Control> && (memory_of<Control> == memory_kind::host) &&
            (Device<typename device_for<D>::type> || std::same_as<D, no_device>)
-class Engine : public BasicEngine<D> {
+class Engine : public BasicEngine {
  public:
   /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
   /// that does not run at MPI_THREAD_MULTIPLE, and over an any_transport whose transport is not Probing; mismatch, on
   /// all ranks, if their options differ.
   explicit Engine(Control& comm, engine_options opts = engine_options::from_environment())
     requires std::same_as<D, no_device>
-      : BasicEngine<D>(erase(comm).self(), std::move(opts), no_device{}) {}
+      : BasicEngine(erase(comm).self(), std::move(opts), nullptr) {}
   /// The same with a device, which the engine takes over. It connects the ranks of `comm`, with the same numbers.
   /// Further errors: unsupported over a simulation.
   Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
     requires(!std::same_as<D, no_device>)
-      : BasicEngine<D>(erase(comm).self(), std::move(opts), typename device_for<D>::type(std::move(device))) {}
+      : BasicEngine(erase(comm).self(), std::move(opts), detail::erase_device(std::move(device))) {}
 };
-
-#if HVD_COMPILED
-extern template class BasicEngine<no_device>;
-#endif
 
 }  // namespace hvd::inline HVD_ABI

@@ -38,7 +38,6 @@ namespace hvd::inline HVD_ABI {
 /// Make it when the model has its final type and place. Gradients must be dense and on the host. Destroy it and the
 /// engine in any order, outside of a backward pass; without the engine, neither a backward pass nor
 /// synchronize() may run before this is destroyed too. Gradients stay valid: their memory lives as long as they do.
-template <class D = no_device>
 class DistributedGradients {
  public:
   /// Collective; waits. `named` is a range of pairs of name and tensor, as `named_parameters()` returns it; names,
@@ -47,7 +46,7 @@ class DistributedGradients {
   /// parameters; invalid_argument for a parameter that is not a leaf, or that view_of refuses; unsupported for its
   /// type; those of Engine::alloc_bucket.
   template <std::ranges::range Named>
-  DistributedGradients(BasicEngine<D>& engine, const Named& named, gradient_options how = {})
+  DistributedGradients(BasicEngine& engine, const Named& named, gradient_options how = {})
       : reducer_(std::make_shared<reducer>(engine, slots_of(named), std::move(how))) {
     reducer::listen(reducer_);
   }
@@ -65,7 +64,7 @@ class DistributedGradients {
   void zero_grad() { reducer_->zero(); }
 
  private:
-  using reducer = detail::gradient_reducer<BasicEngine<D>>;
+  using reducer = detail::gradient_reducer;
 
   template <class Named>
   static std::vector<detail::gradient_slot> slots_of(const Named& named) {

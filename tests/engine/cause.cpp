@@ -1,6 +1,6 @@
 // tests/engine/cause.cpp: of ranks that end one after the other, the one that was lost first is named.
 #include <hvd/engine.hpp>
-#include <hvd/engine/implementation.hpp>
+#include <hvd/engine/driver.hpp>
 #include <hvd/launch.hpp>
 
 #include <doctest/doctest.h>
@@ -167,9 +167,9 @@ TEST_CASE("all groups of a driver get the cause that was found in one of them") 
   for (int r = 0; r != 3; ++r) {
     ranks.emplace_back([&, r] {
       hvd::Timeline timeline;
-      auto driver = std::make_shared<hvd::detail::driver<>>(over(control, r), over(data, r), hvd::no_device{}, o,
-                                                            timeline, hvd::detail::driver_members{0, {0, 1, 2}, 3},
-                                                            std::make_shared<hvd::detail::cause_board>());
+      auto driver = std::make_shared<hvd::detail::driver>(over(control, r), over(data, r), nullptr, o, timeline,
+                                                          hvd::detail::driver_members{0, {0, 1, 2}, 3},
+                                                          std::make_shared<hvd::detail::cause_board>());
       if (r == 2) return;
       if (r == 1) {
         hvd::request q;
@@ -200,9 +200,9 @@ TEST_CASE("a rank that gives up without knowing whom it waits for is said to hav
   for (int r = 0; r != 2; ++r) {
     ranks.emplace_back([&, r] {
       hvd::Timeline timeline;
-      auto driver = std::make_shared<hvd::detail::driver<>>(over(control, r), over(data, r), hvd::no_device{}, o,
-                                                            timeline, hvd::detail::driver_members{0, {0, 1}, 2},
-                                                            std::make_shared<hvd::detail::cause_board>());
+      auto driver = std::make_shared<hvd::detail::driver>(over(control, r), over(data, r), nullptr, o, timeline,
+                                                          hvd::detail::driver_members{0, {0, 1}, 2},
+                                                          std::make_shared<hvd::detail::cause_board>());
       if (r == 0) {
         driver->give_up(error(error::timeout, "it took too long"));
         gave_up = true;

@@ -1,7 +1,6 @@
 // tests/engine/device.cpp: an engine whose tensors lie on a device, which works while the engine goes on.
 #include <hvd/any_transport.hpp>
 #include <hvd/engine.hpp>
-#include <hvd/engine/implementation.hpp>
 #include <hvd/launch.hpp>
 #include <hvd/transport/simulated.hpp>
 #include <support/processes.hpp>

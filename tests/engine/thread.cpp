@@ -82,7 +82,7 @@ TEST_CASE("engine, any transport: all that asks the transport for something") {
 TEST_CASE("engine, any transport: a function of a program takes any engine") {
   threads::run(2, [](hvd::ThreadTransport& comm) {
     hvd::Engine engine(comm);
-    const auto sum_of_ranks = [](hvd::BasicEngine<>& e) {
+    const auto sum_of_ranks = [](hvd::BasicEngine& e) {
       float x = static_cast<float>(e.rank() + 1);
       e.allreduce("x", std::span(&x, 1)).wait(long_enough);
       return x;

@@ -1,7 +1,6 @@
 // hvd/engine/basic_engine.hpp: the functions of every engine.
 #pragma once
 
-#include <hvd/engine/device.hpp>
 #include <hvd/engine/metrics.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/request.hpp>
@@ -24,9 +23,8 @@
 namespace hvd::inline HVD_ABI {
 
 namespace detail {
-template <class D>
 class driver;
-template <class D>
+class erased_device;
 class process_sets;
 }  // namespace detail
 
@@ -37,16 +35,15 @@ class process_sets;
 /// "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.)
 ///
 /// Ranks always agree over a transport on the host, which also reduces tensors on the host. An `Engine`
-/// (hvd/engine.hpp) is made over that transport. Its functions do not depend on the transport's type, so a function of
-/// a program can take any engine as a `BasicEngine<>&`. A `Device` D (hvd/engine/device.hpp) handles tensors on a
-/// device: several batches at a time, while the engine goes on. Batches end in the order in which they were started. If
-/// a batch fails, the others go on, unless a rank is lost.
+/// (hvd/engine.hpp) is made over that transport. Its functions depend neither on the transport's type nor on the
+/// device's, so a function of a program can take any engine as a `BasicEngine&`. A `Device` (hvd/engine/device.hpp)
+/// handles tensors on a device: several batches at a time, while the engine goes on. Batches end in the order in which
+/// they were started. If a batch fails, the others go on, unless a rank is lost.
 ///
 /// Any thread may call any function, except that all ranks must call the collective ones in the same order. The rank of
 /// an error (`error::rank`) is a rank of the whole group, also for operations in a process set. If a rank is lost and
 /// others end because of it, errors name the lost rank. In a forked child, shutdown and stop_timeline do nothing, and
 /// every other call that uses the engine throws invalid_argument at once.
-template <class D = no_device>
 class BasicEngine {
  public:
   BasicEngine(const BasicEngine&) = delete;
@@ -175,18 +172,15 @@ class BasicEngine {
   void shutdown();
 
  protected:
-  using device_type = typename device_for<D>::type;
-
-  BasicEngine(detail::erased_transport& comm, engine_options opts, device_type device);
+  /// `device` is null if there is none.
+  BasicEngine(detail::erased_transport& comm, engine_options opts, std::unique_ptr<detail::erased_device> device);
   ~BasicEngine();
 
  private:
-  using sets_type = detail::process_sets<device_type>;
-
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
   void refuse_fork() const { detail::refuse_fork(pid_, rank_, size_); }
 
-  [[nodiscard]] std::shared_ptr<detail::driver<device_type>> driver(int process_set) const;
+  [[nodiscard]] std::shared_ptr<detail::driver> driver(int process_set) const;
   handle start(request r, int process_set, bool wake);
 
   handle submit(request r, submit_options how) {
@@ -235,7 +229,7 @@ class BasicEngine {
 
   const int rank_, size_;
   const pid_t pid_ = ::getpid();
-  std::unique_ptr<sets_type> sets_;
+  std::unique_ptr<detail::process_sets> sets_;
 };
 
 }  // namespace hvd::inline HVD_ABI

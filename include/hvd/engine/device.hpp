@@ -5,16 +5,18 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 namespace hvd::inline HVD_ABI {
 
 /// For an engine without a device: it takes only tensors on the host.
-struct no_device {
-  static constexpr int index() noexcept { return -1; }
-  static constexpr no_device split(int /*color*/, int /*key*/) noexcept { return {}; }
-};
+struct no_device {};
+
+/// A function that gives the largest of all ranks' numbers; waits for all ranks.
+using largest_number = std::function<std::uint64_t(std::uint64_t)>;
 
 /// For allgather and alltoall: rows[t][r] is the number of rows of tensor t that come from rank r. Tensors are numbered
 /// through all works of a batch.
@@ -27,6 +29,8 @@ using received_rows = std::vector<std::vector<std::size_t>>;
 ///
 /// An error of `start` or `poll` fails one batch, and the others go on. So it must be an error of this batch alone, on
 /// all ranks. For any other error, `check` must throw as well.
+///
+/// hvd/engine/erased_device.hpp describes the functions that a device may have besides.
 template <class D>
 concept Device = std::movable<D> && requires(D& d, std::span<const detail::work> works, const received_rows& rows,
                                              typename D::pending& batch, int color, int key) {
@@ -38,8 +42,6 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   // executor of the host: type, shape, received_splits, and memory if the request has none. A work without a request
   // belongs to a joined rank and contributes zeros.
   { d.start(works, rows) } -> std::same_as<typename D::pending>;
-  // (If it has `order(largest)`: called before, with a function that gives the largest of all ranks' numbers. So
-  // several groups of a rank can start their batches in one order on all ranks. `split` may take such a function, too.)
   // True if the batch is done: its outputs are written, the device no longer uses its memory, and no other rank needs
   // this rank for it. Throws hvd::error if the batch has failed. Called often, for the batch that was started first.
   { d.poll(batch) } -> std::same_as<bool>;
@@ -49,22 +51,9 @@ concept Device = std::movable<D> && requires(D& d, std::span<const detail::work>
   // Ends all work on this rank at once; called at most once, after any error. Then only its destructor is called. True
   // if the device uses no memory of any batch any more; otherwise the engine never frees that memory.
   { d.abort() } noexcept -> std::same_as<bool>;
-  // (If it has `interrupt() noexcept`: ends the work on this rank although the thread that drives is in another call of
-  // the device. Any thread. Later calls throw peer_lost.)
   // A group of some ranks; collective, like `split` of a transport. No batch is pending then.
   { d.split(color, key) } -> std::same_as<D>;
 };
-
-namespace detail {
-
-/// True if a device has a static member `converts` that is true: its tensors may travel as another type.
-template <class D>
-inline constexpr bool device_converts = [] {
-  if constexpr (requires { bool{D::converts}; }) return D::converts;
-  return false;
-}();
-
-}  // namespace detail
 
 /// The device of an engine that is made with a D: D itself, or a Device that a header makes from a transport, such as
 /// hvd/gpu.hpp from an NcclTransport.

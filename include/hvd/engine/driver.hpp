@@ -5,7 +5,7 @@
 #include <hvd/engine/autotune.hpp>
 #include <hvd/engine/by_host.hpp>
 #include <hvd/engine/cause.hpp>
-#include <hvd/engine/device.hpp>
+#include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/execute.hpp>
 #include <hvd/engine/metrics.hpp>
 #include <hvd/engine/negotiation.hpp>
@@ -36,20 +36,20 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// Any thread may submit. One at a time drives: it takes submissions, agrees with other ranks, runs operations that are
 /// ready, and ends those that the device has completed.
-template <class D = no_device>
 class driver final : public waiting_room {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// `control` carries the agreement, `data` the operations on the host, and `device` the operations on the device; all
-  /// have the ranks of the process set.
-  driver(std::unique_ptr<erased_transport> control, std::unique_ptr<erased_transport> data, D device,
-         const engine_options& opts, Timeline& timeline, const driver_members& members,
-         std::shared_ptr<cause_board> board)
+  /// `control` carries the agreement, `data` the operations on the host, and `device`, or null, the operations on the
+  /// device; all have the ranks of the process set.
+  driver(std::unique_ptr<erased_transport> control, std::unique_ptr<erased_transport> data,
+         std::unique_ptr<erased_device> device, const engine_options& opts, Timeline& timeline,
+         const driver_members& members, std::shared_ptr<cause_board> board)
       : opts_(opts), rank_(control->rank()), size_(control->size()), control_(std::move(control)),
         data_(std::move(data)), agreement_(*control_), cause_(*control_, *data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, rank_, size_), execute_(*data_, opts.fusion_threshold),
-        pending_(*control_, std::move(device)), observer_(timeline, rank_, members.set),
+        pending_(*control_, std::move(device), [this](submission& s, const error* why) { end_of_batch(s, why); }),
+        observer_(timeline, rank_, members.set),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(*data_, opts);
   }
@@ -67,16 +67,16 @@ class driver final : public waiting_room {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] erased_transport& data() noexcept { return *data_; }
-  [[nodiscard]] D& device() noexcept { return pending_.device(); }
-  [[nodiscard]] int device_index() noexcept { return device().index(); }
-  [[nodiscard]] auto largest() { return std::bind_front(&agreement::largest, &agreement_); }
+  /// Null if there is none.
+  [[nodiscard]] erased_device* device() noexcept { return pending_.device(); }
+  [[nodiscard]] largest_number largest() {
+    return [this](std::uint64_t number) { return agreement_.largest(number); };
+  }
   /// Memory that lives as long as the driver. Collective; called by the thread that drives.
   std::byte* add_bucket(std::size_t bytes, memory_kind memory) {
-    if constexpr (requires { pending_.device().bucket(bytes, largest()); }) {
-      if (memory == memory_kind::device) {
-        if (const std::optional<error> problem = pending_.connect(*data_)) throw error(*problem);
-        return device_buckets_.emplace_back(pending_.device().bucket(bytes, largest())).get();
-      }
+    if (memory == memory_kind::device) {
+      if (const std::optional<error> problem = pending_.connect(*data_)) throw error(*problem);
+      return device_buckets_.emplace_back(device()->bucket(bytes, largest())).get();
     }
     return buckets_.emplace_back(data_->bucket(bytes)).data();
   }
@@ -135,7 +135,7 @@ class driver final : public waiting_room {
     if (progress_.taken()) abandon();
     progress_.join();
     progress_.insist([&] {
-      pending_.finish(until, end_of_batch());
+      pending_.finish(until);
       if (agreement_.under_way()) {  // other ranks wait for this rank's message
         cause_.look_around();
         cause_.abandon();
@@ -191,7 +191,7 @@ class driver final : public waiting_room {
     try {
       while (!progress_.closing() && !(end != nullptr && end->reached(only_queued))) {
         if (condemned_.load()) throw error(verdict());
-        in_flight_.take_fresh(negotiation_, pending_.device());
+        in_flight_.take_fresh(negotiation_, device());
         poll_device(pending_.quiet);
         if (negotiation_.idle() && pending_.empty()) break;
         const auto now = clock::now();
@@ -212,7 +212,7 @@ class driver final : public waiting_room {
       if (condemned) cause_.abandon();
       const error why = condemned ? verdict() : cause_.settle(e);
       in_flight_.refuse(why);  // at once: ending the work of a device can take seconds
-      if (!condemned) pending_.finish(clock::now() + pending_.last_chance, end_of_batch());
+      if (!condemned) pending_.finish(clock::now() + pending_.last_chance);
       pending_.abort();
       stop(why);
     } catch (const std::exception&) {
@@ -283,26 +283,22 @@ class driver final : public waiting_room {
       mine.push_back(std::move(s));
     }
     const signature& first = works.front().what;
-    if constexpr (Device<D>) {
-      if (first.memory == memory_kind::device) {
-        if (const std::optional<error> problem = pending_.connect(*data_)) {
-          for (const auto& s : mine) finish(*s, *problem);
-          return;
-        }
-        const bool adasum = first.kind == operation::allreduce && first.op == reduce_op::adasum;
-        adasum ? run_by_host(works, mine) : start(works, std::move(mine));
-        if (tuner_) tuner_->count(b.ids, b.bytes, cycle_time_, execute_);
+    if (first.memory == memory_kind::device) {
+      if (const std::optional<error> problem = pending_.connect(*data_)) {
+        for (const auto& s : mine) finish(*s, *problem);
         return;
       }
-    }
-    observer_.enter(mine, data_->activity(first.kind));
-    if (first.kind == operation::split) {
-      await_device();
-      for (const auto& s : mine) s->end->answer = manage_(*s->ask);
+      start(works, std::move(mine));
     } else {
-      execute_(works);
+      observer_.enter(mine, data_->activity(first.kind));
+      if (first.kind == operation::split) {
+        await_device();
+        for (const auto& s : mine) s->end->answer = manage_(*s->ask);
+      } else {
+        execute_(works);
+      }
+      for (const auto& s : mine) finish(*s, std::nullopt);
     }
-    for (const auto& s : mine) finish(*s, std::nullopt);
     if (tuner_ && first.kind != operation::split) tuner_->count(b.ids, b.bytes, cycle_time_, execute_);
   }
 
@@ -323,28 +319,30 @@ class driver final : public waiting_room {
   // ---- the device -----------------------------------------------------------------------------------------------
 
   void start(const std::vector<work>& works, std::vector<std::shared_ptr<submission>> mine) {
-    const operation kind = works.front().what.kind;
+    const signature& first = works.front().what;
+    if (first.kind == operation::allreduce && first.op == reduce_op::adasum) return start_on_host(works, mine);
     const received_rows rows = execute_.exchange_rows(works);
-    observer_.enter(mine, activities_on<D>::name(kind));
+    observer_.enter(mine, device()->activity(first.kind));
     pending_.start(works, rows, std::move(mine), largest());
   }
-  /// Runs Adasum through the host, because the device has no collective for it.
-  void run_by_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {
+  /// Runs Adasum, because a device has no collective for it.
+  void start_on_host(const std::vector<work>& works, const std::vector<std::shared_ptr<submission>>& mine) {
     await_device();
     observer_.enter(mine, data_->activity(operation::allreduce));
-    const bool done = detail::run_by_host(pending_.device(), execute_, works);
-    for (const auto& s : mine)
-      finish(*s, done ? std::nullopt
-                      : std::optional(
-                            error(error_kind::unsupported, s->end->label() + ": this device does not support adasum")));
+    if (device()->can.copies) run_by_host(*device(), execute_, works);
+    for (const auto& s : mine) {
+      std::optional<error> problem;
+      if (!device()->can.copies) {
+        problem.emplace(error_kind::unsupported, s->end->label() + ": this device does not support adasum");
+      }
+      finish(*s, std::move(problem));
+    }
   }
-  auto end_of_batch() {
-    return [this](submission& s, const error* why) {
-      finish(s, why != nullptr ? std::optional(cause_.failed(*s.end, *why)) : std::nullopt);
-    };
+  void end_of_batch(submission& s, const error* why) {
+    finish(s, why != nullptr ? std::optional(cause_.failed(*s.end, *why)) : std::nullopt);
   }
   void poll_device(std::chrono::milliseconds longest) {
-    pending_.poll(longest, end_of_batch(), [this] { return agreement_.called(); });
+    pending_.poll(longest, [this] { return agreement_.called(); });
   }
   void await_device() {
     while (!pending_.empty()) {
@@ -378,7 +376,7 @@ class driver final : public waiting_room {
   executor execute_;
   std::vector<shared_array<std::byte>> buckets_;
   std::vector<std::shared_ptr<std::byte>> device_buckets_;
-  pending_batches<D> pending_;
+  pending_batches pending_;
   observer observer_;
   std::chrono::microseconds cycle_time_;
   clock::time_point next_round_{};

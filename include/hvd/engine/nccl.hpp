@@ -3,10 +3,9 @@
 
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/execute.hpp>
-#include <hvd/engine/implementation.hpp>  // for engines with this device, with HVD_COMPILED too
 #include <hvd/engine/nccl_device.hpp>
 #include <hvd/engine/request.hpp>
-#include <hvd/error.hpp>
+#include <hvd/erased_transport.hpp>
 #include <hvd/pin.hpp>
 #include <hvd/topology.hpp>
 #include <hvd/transport/nccl.hpp>
@@ -39,10 +38,6 @@ class NcclOnDemand {
   [[nodiscard]] int index() const noexcept { return in_->index.load(std::memory_order_acquire); }
 
   /// Called by the thread that submits: the first tensor decides. Errors: those of a missing driver.
-  void choose(const request& r) {
-    if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
-    choose(r.tensors.front().memory.device);
-  }
   void choose(int device) {
     if (index() >= 0) return;
     const std::lock_guard lock(in_->mutex);
@@ -50,12 +45,9 @@ class NcclOnDemand {
     in_->device = std::make_shared<detail::cuda_device>(device);
     in_->index.store(in_->device->ordinal(), std::memory_order_release);
   }
-  void check_request(const request& r) const {
-    if (index() >= 0) detail::nccl_device::check_request(*in_->device, r);
-  }
+  void check_request(const request& r) const { detail::nccl_device::check_request(*in_->device, r); }
   /// Called by the thread that drives, before the first batch, at the same point of the order on all ranks.
-  template <Bootstrap T>
-  void connect(T& data) {
+  void connect(detail::erased_transport& data) {
     if (in_->connected) return;
     in_->connected.emplace(detail::nccl_group::connect(data, in_->opts, [&] {
       if (index() < 0) choose(own_device(data));
@@ -63,10 +55,7 @@ class NcclOnDemand {
     }));
   }
 
-  template <class Largest>
-  void order(const Largest& largest) {
-    in_->connected->order(largest);
-  }
+  void order(const largest_number& largest) { in_->connected->order(largest); }
   pending start(std::span<const detail::work> works, const received_rows& rows) {
     return in_->connected->start(works, rows);
   }
@@ -81,8 +70,7 @@ class NcclOnDemand {
   /// The new group is connected when its first tensors on GPUs come.
   [[nodiscard]] NcclOnDemand split(int /*color*/, int /*key*/) { return NcclOnDemand(in_->opts); }
 
-  template <class Largest>
-  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, const Largest& largest) {
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, const largest_number& largest) {
     return in_->connected->bucket(bytes, largest);
   }
   [[nodiscard]] std::vector<std::byte> fetch(const tensor& t, std::size_t bytes) {
@@ -96,8 +84,7 @@ class NcclOnDemand {
  private:
   /// The device of a joined rank that has had no tensor on a GPU: the one that the thread that made this is pinned to,
   /// or else the one that `pin` would choose, with as many ranks on a GPU as the options allow.
-  template <class T>
-  [[nodiscard]] int own_device(T& data) const {
+  [[nodiscard]] int own_device(detail::erased_transport& data) const {
     if (in_->pinned >= 0) return in_->pinned;
     parsed_pin policy = detail::pin_of_environment();
     policy.max_ranks = in_->opts.ranks_per_device;

@@ -46,11 +46,9 @@ class nccl_device {
   /// them; any thread.
   void check_request(const request& r) const { check_request(*group().device(), r); }
   static void check_request(const cuda_device& device, const request& r) {
-    if (r.tensors.empty() || r.tensors.front().memory.kind != memory_kind::device) return;
     const cuda_device::scope current(device);
     const std::string label = joined({"GPU ", device.ordinal(), ", tensor \"", r.name, "\""});
     for (const tensor& t : r.tensors) {
-      if (t.memory.kind != memory_kind::device) continue;
       const bool empty = std::find(t.shape.begin(), t.shape.end(), std::size_t{0}) != t.shape.end();
       check_device_memory(device, name(r.kind), label, "input", t.in, empty ? 0 : 1);
       if (t.out != nullptr) check_device_memory(device, name(r.kind), label, "output", t.out, empty ? 0 : 1);
@@ -63,10 +61,7 @@ class nccl_device {
   }
 
   /// Takes a place for the next batch in the order of all groups on the GPU.
-  template <class Largest>
-  void order(const Largest& largest) {
-    batches_->order(largest);
-  }
+  void order(const largest_number& largest) { batches_->order(largest); }
   pending start(std::span<const work> works, const received_rows& rows) {
     const cuda_device::scope current(*group().device());
     pending batch;
@@ -115,14 +110,12 @@ class nccl_device {
     return over;
   }
   nccl_device split(int color, int key) { return nccl_device(group().split(color, key)); }
-  template <class Largest>
-  nccl_device split(int color, int key, const Largest& largest) {
+  nccl_device split(int color, int key, const largest_number& largest) {
     return batches_->in_order(largest, [&] { return split(color, key); });
   }
 
   /// Memory for tensors, registered with NCCL; collective. Symmetric, because ranks compare places in it.
-  template <class Largest>
-  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, const Largest& largest) {
+  [[nodiscard]] std::shared_ptr<std::byte> bucket(std::size_t bytes, const largest_number& largest) {
     return batches_->in_order(largest, [&] { return group().allocate(bytes, 1, nccl_window_symmetric); });
   }
   /// See signature::place.
@@ -130,7 +123,6 @@ class nccl_device {
     std::uint64_t all = text_hash({});
     bool any = false;
     for (const tensor& t : r.tensors) {
-      if (t.memory.kind != memory_kind::device) return 0;
       for (const std::byte* const at : {t.in, static_cast<const std::byte*>(t.out)}) {
         const auto found = group().communicator().windows().find(at);
         any = any || found;

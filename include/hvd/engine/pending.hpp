@@ -5,6 +5,7 @@
 #include <hvd/detail/keep_for_ever.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/device_guard.hpp>
+#include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/erased_transport.hpp>
 #include <hvd/shared_memory/futex.hpp>
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,11 +26,10 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// The batches that a driver's device runs, in the order in which they were started; they end in that order. Only the
-/// driving thread uses it, except that any thread may check that it is empty.
+/// driving thread uses it, except that any thread may check that it is empty. Without a device it stays empty.
 ///
 /// Its functions throw if the device or the transport reports a lost rank. The transport is asked if no batch has ended
 /// for a while. If the device does not know which rank is lost, the transport gets a moment to name it.
-template <class D>
 class pending_batches {
  public:
   using clock = std::chrono::steady_clock;
@@ -38,35 +39,36 @@ class pending_batches {
   /// The time for batches that still finish although a rank is lost.
   static constexpr std::chrono::milliseconds last_chance{100};
 
-  pending_batches(erased_transport& control, D device) : device_(std::move(device)), guard_(control, device_) {}
+  /// Called for each submission of a batch that has ended, with its error or null.
+  using end_function = std::function<void(submission&, const error*)>;
 
-  [[nodiscard]] D& device() noexcept { return device_; }
+  pending_batches(erased_transport& control, std::unique_ptr<erased_device> device, end_function end)
+      : device_(std::move(device)), guard_(control, device_.get()), end_(std::move(end)) {}
+
+  /// Null if there is none.
+  [[nodiscard]] erased_device* device() noexcept { return device_.get(); }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
 
   /// Connects a device that is connected only when it is first needed; collective, over the transport for data. If it
   /// fails, it fails on all ranks; returns the error.
   [[nodiscard]] std::optional<error> connect(erased_transport& data) {
-    if constexpr (requires { device_.connect(data); }) {
-      try {
-        device_.connect(data);
-      } catch (const error& e) {
-        if (e.kind() == error_kind::peer_lost || e.kind() == error_kind::timeout) throw;
-        return e;
-      }
+    try {
+      device_->connect(data);
+    } catch (const error& e) {
+      if (e.kind() == error_kind::peer_lost || e.kind() == error_kind::timeout) throw;
+      return e;
     }
     return std::nullopt;
   }
   /// Starts a batch, whose submissions live until it has ended. An error of this batch is kept until its turn comes.
-  /// `largest` gives the largest of all ranks' numbers.
-  template <class Largest>
   void start(std::span<const work> works, const received_rows& rows, std::vector<std::shared_ptr<submission>> mine,
-             const Largest& largest) {
-    if constexpr (requires { device_.order(largest); }) device_.order(largest);
+             const largest_number& largest) {
+    device_->order(largest);
     if (all_.empty()) checked_ = clock::now();
-    entry e{std::move(mine), std::nullopt, std::nullopt};
-    const typename guard::scope calls(guard_);
+    entry e{std::move(mine), nullptr, std::nullopt};
+    const device_guard::scope calls(guard_);
     try {
-      e.batch.emplace(device_.start(works, rows));
+      e.batch = device_->start(works, rows);
     } catch (const error& why) {
       check_device();
       e.problem.emplace(why);
@@ -77,12 +79,12 @@ class pending_batches {
     nap_ = least_nap;
   }
 
-  /// Calls `end(submission, error or null)` for all submissions of the batches that are done. If no batch has been done
-  /// for `longest`, asks the transport for lost ranks, unless `called()` is true: then another rank has begun a round.
-  template <class End, class Called>
-  void poll(std::chrono::milliseconds longest, const End& end, const Called& called) {
+  /// Ends the batches that are done. If no batch has been done for `longest`, asks the transport for lost ranks, unless
+  /// `called()` is true: then another rank has begun a round.
+  template <class Called>
+  void poll(std::chrono::milliseconds longest, const Called& called) {
     if (all_.empty()) return;
-    const bool any = end_all_done(end);
+    const bool any = end_all_done();
     const auto now = clock::now();
     if (any) {
       checked_ = now;
@@ -110,10 +112,9 @@ class pending_batches {
 
   /// Ends the batches that are done before `until`, and aborts the device if others are left. The caller ends the
   /// submissions of the others.
-  template <class End>
-  void finish(clock::time_point until, const End& end) noexcept {
+  void finish(clock::time_point until) noexcept {
     try {
-      for (end_all_done(end); !all_.empty() && clock::now() < until; end_all_done(end)) {
+      for (end_all_done(); !all_.empty() && clock::now() < until; end_all_done()) {
         nap(std::chrono::microseconds(100));
       }
     } catch (const std::exception&) {  // the device is lost as well
@@ -123,7 +124,7 @@ class pending_batches {
   /// Ends all work of the device, for good. Memory that the device may use for ever is kept until the process
   /// ends.
   void abort() noexcept {
-    const bool over = std::exchange(aborted_, true) || device_.abort();
+    const bool over = device_ == nullptr || std::exchange(aborted_, true) || device_->abort();
     for (entry& e : all_) {
       for (const auto& s : e.mine) {
         if (!over) keep_for_ever(s->what.keep, s->end);  // the tensors, and the results
@@ -139,25 +140,23 @@ class pending_batches {
   static constexpr std::chrono::microseconds least_nap{20};
   static constexpr std::chrono::milliseconds to_name{500};  // the time for the transport to name a lost rank
 
-  using guard = device_guard<D>;
   struct entry {
     std::vector<std::shared_ptr<submission>> mine;
-    std::optional<typename D::pending> batch;
+    erased_device::pending batch;
     std::optional<error> problem;
   };
 
-  template <class End>
-  bool end_all_done(const End& end) {
+  bool end_all_done() {
     bool any = false;
     const auto front_ended = [&] {
-      const typename guard::scope calls(guard_);
+      const device_guard::scope calls(guard_);
       return ended(all_.front());
     };
     while (!all_.empty() && front_ended()) {
-      const entry done = std::move(all_.front());  // `end` calls the program
+      const entry done = std::move(all_.front());  // `end_` calls the program
       all_.pop_front();
       count_.store(all_.size(), std::memory_order_relaxed);
-      for (const auto& s : done.mine) end(*s, done.problem ? &*done.problem : nullptr);
+      for (const auto& s : done.mine) end_(*s, done.problem ? &*done.problem : nullptr);
       any = true;
     }
     return any;
@@ -165,7 +164,7 @@ class pending_batches {
   bool ended(entry& e) {
     if (e.problem) return true;
     try {
-      if (device_.poll(*e.batch)) return true;
+      if (device_->poll(e.batch)) return true;
     } catch (const error& why) {
       check_device();
       e.problem.emplace(why);
@@ -176,7 +175,7 @@ class pending_batches {
   }
   void check_device() {
     try {
-      device_.check();
+      device_->check();
     } catch (const error& e) {
       const auto until = clock::now() + to_name;
       while (e.rank() < 0 && clock::now() < until) {
@@ -187,39 +186,15 @@ class pending_batches {
     }
   }
 
-  D device_;
-  guard guard_;
+  const std::unique_ptr<erased_device> device_;
+  device_guard guard_;
+  const end_function end_;
   std::deque<entry> all_;
   std::atomic<std::size_t> count_{0};
   clock::time_point checked_{};  // when a batch was last seen to end, or the transport was asked
   int looks_ = 0;
   bool aborted_ = false;
   std::chrono::microseconds nap_ = least_nap;
-};
-
-/// Without a device no batch is pending, and all functions do nothing.
-template <>
-class pending_batches<no_device> {
- public:
-  static constexpr std::chrono::milliseconds quiet{0}, quiet_in_round{0}, last_chance{0};
-
-  pending_batches(erased_transport& /*control*/, no_device /*device*/) noexcept {}
-  [[nodiscard]] no_device& device() noexcept { return device_; }
-  static constexpr bool empty() noexcept { return true; }
-  template <class End, class Called>
-  static void poll(std::chrono::milliseconds /*longest*/, const End& /*end*/, const Called& /*called*/) noexcept {}
-  static constexpr bool spin() noexcept { return false; }
-  template <class Time>
-  static constexpr Time next_look(Time until) noexcept {
-    return until;
-  }
-  template <class Time, class End>
-  static void finish(Time /*until*/, const End& /*end*/) noexcept {}
-  static constexpr void interrupt() noexcept {}
-  static constexpr void abort() noexcept {}
-
- private:
-  [[no_unique_address]] no_device device_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

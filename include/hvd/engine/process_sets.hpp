@@ -6,6 +6,7 @@
 #include <hvd/engine/clock.hpp>
 #include <hvd/engine/command.hpp>
 #include <hvd/engine/driver.hpp>
+#include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/metrics.hpp>
 #include <hvd/engine/options.hpp>
 #include <hvd/engine/request.hpp>
@@ -32,11 +33,10 @@
 namespace hvd::inline HVD_ABI::detail {
 
 /// The state that an engine's threads share. Process set 0 has all ranks. Ranks are ranks of the whole group.
-template <class D>
 class process_sets {
  public:
-  using driver_type = driver<D>;
   using transport = std::unique_ptr<erased_transport>;
+  using own_device = std::unique_ptr<erased_device>;
 
   process_sets(int rank, int size, const job_clock& clock, const engine_options& opts)
       : timeline_kept(opts.records_in ? opts.records_in : std::make_shared<Timeline>()), opts_(opts), rank_(rank),
@@ -49,7 +49,7 @@ class process_sets {
   [[nodiscard]] cause_board& causes() noexcept { return *causes_; }
 
   /// Makes set 0.
-  void start(transport control, transport data, D device) {
+  void start(transport control, transport data, own_device device) {
     drivers_[0] = make_driver(std::move(control), std::move(data), std::move(device), 0, sets_[0]);
   }
   void start_watch(transport comm) {
@@ -63,7 +63,7 @@ class process_sets {
       return s;
     };
     what.blame = [this](int set) {
-      std::shared_ptr<driver_type> d;
+      std::shared_ptr<driver> d;
       {
         const std::lock_guard lock(mutex_);
         if (const auto found = drivers_.find(set); found != drivers_.end()) d = found->second;
@@ -86,7 +86,7 @@ class process_sets {
   }
 
   /// Errors: aborted after `shutdown`; invalid_argument for a set that is unknown, or that this rank is not in.
-  [[nodiscard]] std::shared_ptr<driver_type> driver_of(int set) {
+  [[nodiscard]] std::shared_ptr<driver> driver_of(int set) {
     const std::lock_guard lock(mutex_);
     const auto found = drivers_.find(set);
     if (found != drivers_.end()) return found->second;
@@ -178,7 +178,7 @@ class process_sets {
 
   /// Ends the drivers, and the watch.
   void shutdown() {
-    std::map<int, std::shared_ptr<driver_type>> all;
+    std::map<int, std::shared_ptr<driver>> all;
     {
       const std::lock_guard lock(mutex_);
       all.swap(drivers_);
@@ -190,8 +190,8 @@ class process_sets {
   }
 
  private:
-  std::vector<std::shared_ptr<driver_type>> all_drivers() {
-    std::vector<std::shared_ptr<driver_type>> all;
+  std::vector<std::shared_ptr<driver>> all_drivers() {
+    std::vector<std::shared_ptr<driver>> all;
     const std::lock_guard lock(mutex_);
     for (const auto& [id, d] : drivers_) all.push_back(d);
     return all;
@@ -208,15 +208,15 @@ class process_sets {
     return all;
   }
 
-  std::shared_ptr<driver_type> make_driver(transport control, transport data, D device, int set,
-                                           const std::vector<int>& ranks) {
+  std::shared_ptr<driver> make_driver(transport control, transport data, own_device device, int set,
+                                      const std::vector<int>& ranks) {
     // An `alloc_bucket` pointer keeps the driver alive, also in a forked child, which must not destroy any of it. So
     // does a thread that waits while another one ends the engine. The driver's timeline lives as long.
-    std::shared_ptr<driver_type> made(new driver_type(std::move(control), std::move(data), std::move(device), opts_,
-                                                      timeline, {set, ranks, size_}, causes_),
-                                      [owner = ::getpid(), kept = timeline_kept](const driver_type* d) {
-                                        if (::getpid() == owner) delete d;
-                                      });
+    std::shared_ptr<driver> made(new driver(std::move(control), std::move(data), std::move(device), opts_, timeline,
+                                            {set, ranks, size_}, causes_),
+                                 [owner = ::getpid(), kept = timeline_kept](const driver* d) {
+                                   if (::getpid() == owner) delete d;
+                                 });
     made->start(
         [this](const command& c) { return std::visit([this](const auto& what) { return this->run(what); }, c); });
     return made;
@@ -241,14 +241,9 @@ class process_sets {
     const int color = member ? 0 : 1, key = static_cast<int>(place - ranks.begin());
     transport control = world->data().split(color, key);
     transport data = world->data().split(color, key);
-    D device = [&] {
-      if constexpr (requires { world->device().split(color, key, world->largest()); }) {
-        return world->device().split(color, key, world->largest());
-      } else {
-        return world->device().split(color, key);
-      }
-    }();
-    std::shared_ptr<driver_type> made;
+    own_device device;
+    if (world->device() != nullptr) device = world->device()->split(color, key, world->largest());
+    std::shared_ptr<driver> made;
     try {
       if (member) made = make_driver(std::move(control), std::move(data), std::move(device), id, ranks);
     } catch (const error& e) {  // its rank counts in the new group
@@ -264,7 +259,7 @@ class process_sets {
     return id;
   }
   int run(const remove_process_set& what) {
-    std::shared_ptr<driver_type> gone;
+    std::shared_ptr<driver> gone;
     {
       const std::lock_guard lock(mutex_);
       if (const auto found = drivers_.find(what.id); found != drivers_.end()) {
@@ -286,7 +281,7 @@ class process_sets {
   const job_clock clock_;
   std::shared_ptr<cause_board> causes_ = std::make_shared<cause_board>();
   std::mutex mutex_;  // guards drivers_ and sets_
-  std::map<int, std::shared_ptr<driver_type>> drivers_;
+  std::map<int, std::shared_ptr<driver>> drivers_;
   std::map<int, std::vector<int>> sets_;
   std::mutex commanding_;
   int last_set_ = 0;                  // used by the thread that drives set 0 alone

@@ -78,6 +78,15 @@ struct request {
   std::function<void(const handle&)> done{};
 };
 
+namespace detail {
+
+/// True if the tensors lie on a device.
+inline bool lies_on_device(const request& r) noexcept {
+  return !r.tensors.empty() && r.tensors.front().memory.kind == memory_kind::device;
+}
+
+}  // namespace detail
+
 /// The optional arguments of a call by name and buffer.
 struct submit_options {
   int process_set = 0;

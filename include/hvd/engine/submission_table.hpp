@@ -1,6 +1,7 @@
 // hvd/engine/submission_table.hpp: this rank's submissions to a driver that are not done yet.
 #pragma once
 
+#include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/engine/observer.hpp>
 #include <hvd/engine/watch.hpp>
@@ -63,12 +64,12 @@ class submission_table {
     const std::lock_guard lock(mutex_);
     return !fresh_.empty() || (!joins_.empty() && !n.joined());
   }
-  template <class D>
-  void take_fresh(negotiation& n, D& device) {
+  /// `device` may be null.
+  void take_fresh(negotiation& n, erased_device* device) {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
     for (auto& s : fresh_) {
-      if constexpr (requires { device.place_of(s->what); }) s->sign.place = device.place_of(s->what);
+      if (device != nullptr && lies_on_device(s->what)) s->sign.place = device->place_of(s->what);
       n.add(std::move(s));
     }
     fresh_.clear();

@@ -88,10 +88,9 @@ inline std::string signature_of(const gradient_slot& slot) {
   return text + "\n";
 }
 
-template <class E>
 class gradient_reducer {
  public:
-  gradient_reducer(E& engine, std::vector<gradient_slot> all, gradient_options how)
+  gradient_reducer(BasicEngine& engine, std::vector<gradient_slot> all, gradient_options how)
       : engine_(engine), how_(std::move(how)), slots_(std::move(all)) {
     if (how_.backward_passes_per_step < 1) {
       fail(error_kind::invalid_argument,
@@ -246,7 +245,7 @@ class gradient_reducer {
     g = (slot.place.defined() ? slot.place : at::empty_like(p)).copy_(from);
   }
 
-  E& engine_;
+  BasicEngine& engine_;
   const gradient_options how_;
   std::mutex mutex_;  // a backward pass may run hooks in several threads
   std::vector<gradient_slot> slots_;

@@ -244,7 +244,7 @@ void ends(ShmTransport& comm) {
   }
   model.loss(x).backward();  // nobody listens any more
   model.zero_grad();
-  std::optional<hvd::DistributedGradients<>> second(std::in_place, *engine, model.named_parameters());
+  std::optional<hvd::DistributedGradients> second(std::in_place, *engine, model.named_parameters());
   model.loss(x).backward();
   second->synchronize();
   const torch::Tensor kept = model.first.grad();
