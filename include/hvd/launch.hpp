@@ -3,13 +3,13 @@
 
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/shared_memory/segment.hpp>
 #include <hvd/transport/shm.hpp>
 #include <hvd/transport/thread.hpp>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
@@ -130,8 +130,9 @@ inline int count_threads() {
 inline void refuse_threads() {
   int threads = count_threads();
   // A joined thread stays in the list for a moment.
+  backoff rest(paces::other_process);
   for (int i = 0; threads > 1 && i != 100; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rest.step();
     threads = count_threads();
   }
   if (threads == 1) return;
@@ -221,6 +222,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = sharing_options::from_
   relay.open();
 
   auto& header = *reinterpret_cast<detail::group_header*>(memory->data());
+  detail::backoff rest(detail::paces::whole_job);
   for (int left = np; left != 0;) {
     bool any = false;
     // Waits for each rank and not for "any child": the caller may have other children, whose status it collects itself.
@@ -240,7 +242,7 @@ int fork_run(int np, F&& f, const sharing_options& opts = sharing_options::from_
         header.abort.value.compare_exchange_strong(none, detail::abort_reason(error_kind::peer_lost, rank, -1));
       }
     }
-    if (!any) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (!any) rest.step();
   }
   if (const int signal = detail::signal_relay::received(); signal != 0) return 128 + signal;
   for (const int code : codes) {

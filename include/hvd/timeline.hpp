@@ -329,7 +329,7 @@ class Timeline {
       const bool more = lines.size() >= most_text;
       if (last && !more) {
         if (!ring_->empty() && ++naps != 100) {  // a thread is about to complete its event
-          detail::nap(std::chrono::milliseconds(1));
+          detail::nap(detail::paces::other_process.sleep);
           continue;
         }
         if (!failed_) text_->end_all(now());

@@ -7,7 +7,7 @@
 // nothing, and an arriving message wakes its receiver.
 #pragma once
 
-#include <hvd/detail/cpu.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/erased_transport.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_array.hpp>
@@ -27,8 +27,6 @@
 #include <utility>
 #include <vector>
 
-#include <sched.h>
-
 namespace hvd::inline HVD_ABI::detail {
 
 /// The word on which the thread that drives an engine sleeps. It lies in shared memory if there is any, so that peers
@@ -42,13 +40,6 @@ struct alignas(64) doorbell {
     rings.fetch_add(1);
     if (sleeping.load() != 0) futex_wake_all(rings);
   }
-};
-
-/// The time for which a rank polls before it sleeps.
-struct spin_policy {
-  int looks = 200;  ///< polls for a message, with a pause of the CPU between them
-  int yields = 10;  ///< then yields of the CPU, with a poll after each
-  int waits = 50;   ///< yields of a thread that waits for the one that drives
 };
 
 class agreement {
@@ -97,7 +88,7 @@ class agreement {
 
   /// Continues the round until its end, or until `until`; true if the round has ended. `waited_for` is set to the rank
   /// whose message is missing.
-  bool finish(clock::time_point until, const spin_policy& p, std::atomic<int>& waited_for) {
+  bool finish(clock::time_point until, const pace& p, std::atomic<int>& waited_for) {
     while (step_ != before_.size()) {
       const int from = before_[step_];
       if (!await(from, until, p, waited_for)) return false;
@@ -119,9 +110,9 @@ class agreement {
       if (!ready()) comm_.await_arrival(before_);
       return;
     }
-    nap_ = std::chrono::microseconds(20);
+    backoff rest(paces::round);
     doze(
-        until, [&] { return ready() || called(); }, true);
+        until, [&] { return ready() || called(); }, rest, true);
   }
 
   /// The largest of all ranks' numbers; waits for all ranks.
@@ -166,15 +157,12 @@ class agreement {
     if (!peer_doorbells_.empty()) peer_doorbells_[static_cast<std::size_t>(to)]->ring();
   }
 
-  bool await(int from, clock::time_point until, const spin_policy& p, std::atomic<int>& waited_for) {
-    if (comm_.arrived(from)) return true;
-    for (int i = 0; i != p.looks; ++i) {
-      cpu_pause();
-      if (comm_.arrived(from)) return true;
-    }
-    for (int i = 0; i != p.yields; ++i) {
-      ::sched_yield();
-      if (comm_.arrived(from)) return true;
+  bool await(int from, clock::time_point until, const pace& p, std::atomic<int>& waited_for) {
+    const auto arrived = [&] { return comm_.arrived(from); };
+    if (arrived() || spin(p, arrived)) return true;
+    backoff rest(p);
+    while (rest.yield()) {
+      if (arrived()) return true;
     }
     waited_for.store(from, std::memory_order_relaxed);
     peer_memory* const peers = comm_.peers();
@@ -185,15 +173,13 @@ class agreement {
       comm_.await_arrival(std::span(&from, 1));
       come = true;
     } else {
-      nap_ = std::chrono::microseconds(20);
-      while (!(come = comm_.arrived(from)) && clock::now() < until) {
-        doze(
-            until, [&] { return comm_.arrived(from); }, false);
+      while (!(come = arrived()) && clock::now() < until) {
+        doze(until, arrived, rest, false);
         // Only the rank that this one waits for: others may have ended properly, with nothing more to send.
         if (peers != nullptr) {
           peers->waits().look();
-          peers->check_alive(from, [&] { return comm_.arrived(from); });
-        } else if (clock::now() - began > std::chrono::seconds(5) && !comm_.arrived(from)) {
+          peers->check_alive(from, arrived);
+        } else if (clock::now() - began > std::chrono::seconds(5) && !arrived()) {
           comm_.check();  // checks all ranks: one that ended properly may count as lost, so not at once
         }
       }
@@ -206,17 +192,15 @@ class agreement {
   /// One sleep at the doorbell, short enough that peers are checked in time. With `more` it sleeps again until there is
   /// a reason to stop.
   template <class Ready>
-  void doze(clock::time_point until, const Ready& ready, bool more) {
+  void doze(clock::time_point until, const Ready& ready, backoff& rest, bool more) {
     doorbell& d = mine();
     do {
       const std::uint32_t rings = d.rings.load();
       d.sleeping.store(1);
       const auto left = until - clock::now();
       if (!ready() && left > left.zero()) {
-        // Without common memory no peer can ring: poll again, less often the longer it lasts.
-        const std::chrono::nanoseconds most = peer_doorbells_.empty() ? nap_ : std::chrono::milliseconds(50);
-        futex_wait(d.rings, rings, std::min<std::chrono::nanoseconds>(left, most));
-        nap_ = std::min(nap_ * 2, std::chrono::microseconds(1000));
+        const std::chrono::nanoseconds most = peer_doorbells_.empty() ? rest.sleep() : paces::doorbell.sleep;
+        futex_wait(d.rings, rings, std::min(std::chrono::nanoseconds(left), most));
       }
       d.sleeping.store(0);
       more = more && d.rings.load() == rings && !ready() && clock::now() < until;
@@ -259,7 +243,6 @@ class agreement {
   std::vector<std::uint64_t> words_, incoming_;
   std::size_t step_ = 0;
   bool active_ = false;
-  std::chrono::microseconds nap_{20};
   std::unique_ptr<doorbell> own_doorbell_;
   shared_array<std::byte> shared_doorbells_;
   shared_block doorbells_{};

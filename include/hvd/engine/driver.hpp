@@ -115,7 +115,7 @@ class driver final : public waiting_room {
     for (int yields = 0; !end.reached(only_queued) && clock::now() < until;) {
       if (progress_.attempt([&] { drive(&end, until, only_queued); })) {
         if (has_work()) progress_.wake();
-      } else if (!opts_.thread || yields < spin_policy{}.waits) {
+      } else if (!opts_.thread || yields < paces::other_driver.yields) {
         ++yields;  // the operation may be done in a moment, or the other thread may stop driving
         ::sched_yield();
       } else {
@@ -234,7 +234,7 @@ class driver final : public waiting_room {
     if (!agreement_.under_way()) agreement_.begin(negotiation_.words());
     phase_.store(driver_phase::negotiating, std::memory_order_relaxed);
     while (!agreement_.finish(pending_.next_look(std::min(until, clock::now() + std::chrono::milliseconds(100))),
-                              end != nullptr ? spin_policy{} : spin_policy{.looks = 20}, waited_for_)) {
+                              end != nullptr ? paces::round : paces::round_by_itself, waited_for_)) {
       poll_device(pending_.quiet_in_round);
       if (end != nullptr && end->reached(only_queued)) return false;
       if (progress_.closing() || condemned_.load()) return true;

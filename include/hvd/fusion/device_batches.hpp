@@ -8,7 +8,7 @@
 #include <hvd/cuda/copy.hpp>
 #include <hvd/cuda/device.hpp>
 #include <hvd/detail/keep_for_ever.hpp>
-#include <hvd/shared_memory/futex.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/transport/nccl.hpp>
 
@@ -130,9 +130,8 @@ class device_batches {
   void start(std::shared_ptr<device_batch> batch) {
     batch->number = std::exchange(number_, 0);
     waiting_.push_back(std::move(batch));
-    for (advance(); !waiting_.empty() && group_->communicator().watch() != nullptr; advance()) {
-      nap(std::chrono::microseconds(20));
-    }
+    backoff rest(paces::gpu_turn);
+    for (advance(); !waiting_.empty() && group_->communicator().watch() != nullptr; advance()) rest.step();
   }
   /// True if the batch is done. Throws the batch's error if it has failed.
   [[nodiscard]] bool poll(device_batch& batch) {
@@ -337,10 +336,11 @@ class device_batches {
     const auto start = clock::now();
     try {
       const cuda_device::scope current(*group_->device());
+      backoff rest(paces::gpu_end);
       for (const cuda_stream& s : streams_) {
         while (s.get() != nullptr && group_->driver().stream_query(s.get()) == cu_not_ready) {
           if (limit.count() > 0 && clock::now() - start >= limit) return false;
-          nap(std::chrono::microseconds(100));
+          rest.step();
         }
       }
     } catch (const error&) {  // the driver has shut down

@@ -1,13 +1,13 @@
-// hvd/shared_memory/futex.hpp: sleeping on a word of shared memory, or for a time.
+// hvd/shared_memory/futex.hpp: sleeping on a word of shared memory.
 #pragma once
 
+#include <hvd/detail/wait.hpp>
 #include <hvd/version.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <climits>
 #include <cstdint>
-#include <ctime>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -15,25 +15,12 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-inline timespec timespec_of(std::chrono::nanoseconds time) noexcept {
-  timespec t{};
-  t.tv_sec = time.count() / 1'000'000'000;
-  t.tv_nsec = time.count() % 1'000'000'000;
-  return t;
-}
-
 /// Sleeps until woken, for at most `limit`. Returns at once if the word no longer has the expected value. Works between
 /// processes. May return early.
 inline void futex_wait(const std::atomic<std::uint32_t>& at, std::uint32_t expected,
                        std::chrono::nanoseconds limit) noexcept {
   const timespec t = timespec_of(limit);
   ::syscall(SYS_futex, &at, FUTEX_WAIT, expected, &t, nullptr, 0);
-}
-
-/// Sleeps: std::this_thread::sleep_for, without the rest of its header.
-inline void nap(std::chrono::microseconds time) noexcept {
-  const timespec t = timespec_of(time);
-  ::nanosleep(&t, nullptr);
 }
 
 inline void futex_wake_all(const std::atomic<std::uint32_t>& at) noexcept {

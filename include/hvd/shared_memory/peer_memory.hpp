@@ -8,6 +8,7 @@
 //    rank has failed, or at the deadline.
 #pragma once
 
+#include <hvd/detail/wait.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/abort.hpp>
 #include <hvd/shared_memory/futex.hpp>
@@ -25,8 +26,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-
-#include <sched.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -60,7 +59,10 @@ class peer_memory {
   [[nodiscard]] const cache_sizes& caches() const noexcept { return caches_; }
   [[nodiscard]] const line_costs& costs() const noexcept { return costs_; }
   [[nodiscard]] bool checks() const noexcept { return checks_; }
-  void set_oversubscribed(bool more_ranks_than_cpus) noexcept { oversubscribed_ = more_ranks_than_cpus; }
+  void set_oversubscribed(bool more_ranks_than_cpus) noexcept {
+    oversubscribed_ = more_ranks_than_cpus;
+    pace_ = pace_of(waiting_, more_ranks_than_cpus);
+  }
   void set_costs(const line_costs& all_ranks_agree_on) noexcept { costs_ = all_ranks_agree_on; }
   /// These apply to waits that begin from now on; see failure_policy::timeout and hvd::interruption.
   void set_timeout(failure_policy::seconds timeout) noexcept { failure_.timeout = timeout; }
@@ -101,24 +103,16 @@ class peer_memory {
   /// Waits for a condition that `peer` makes true (or `other`, if it is not -1, by receiving).
   template <class Ready>
   [[gnu::noinline]] void await_until(int peer, phase what, Ready ready, int other = -1) {
-    for (int i = oversubscribed_ ? waiting_.oversubscribed_loads : waiting_.loads; i > 0; --i) {
-      if (ready()) return;
-    }
-    for (int i = oversubscribed_ ? 0 : waiting_.pauses; i > 0; --i) {
-      cpu_pause();
-      if (ready()) return;
-    }
+    if (spin(pace_, ready)) return;
     waits_->begin(peer);
     const auto started = clock::now();
     auto next_look = started + failure_.look_every;
-    for (int yields = 0;; ++yields) {
-      if (yields < waiting_.yields) {
-        ::sched_yield();
-      } else {
+    for (backoff rest(pace_);;) {
+      if (!rest.yield()) {
         auto& doorbell = of(peer).doorbell;
         doorbell.sleepers.fetch_add(1);
         const std::uint32_t rings = doorbell.rings.load();
-        if (!ready()) futex_wait(doorbell.rings, rings, waiting_.sleep);
+        if (!ready()) futex_wait(doorbell.rings, rings, rest.sleep());
         doorbell.sleepers.fetch_sub(1);
       }
       if (ready()) return waits_->end();
@@ -309,6 +303,12 @@ class peer_memory {
  private:
   using clock = std::chrono::steady_clock;
 
+  static pace pace_of(const waiting_policy& w, bool oversubscribed) noexcept {
+    return {.looks = oversubscribed ? w.oversubscribed_loads : w.loads,
+            .pauses = oversubscribed ? 0 : w.pauses,
+            .yields = w.yields,
+            .sleep = w.sleep};
+  }
   [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(size_); }
 
   /// The mailbox of rank r in this exchange. They rotate through the windows, so that with two ranks each writes a
@@ -361,6 +361,7 @@ class peer_memory {
   const int size_;
   std::string label_;
   waiting_policy waiting_;
+  pace pace_ = pace_of(waiting_, false);
   failure_policy failure_;
   interruption interruption_;
   liveness live_;

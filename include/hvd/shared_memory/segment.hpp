@@ -9,13 +9,12 @@
 #include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/text_hash.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
-#include <hvd/shared_memory/futex.hpp>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -261,6 +260,7 @@ class segment {
   /// it.
   static void unlink(int fd, const std::string& path) noexcept {
     constexpr off_t name_byte = creator_byte + 1;
+    backoff rest(paces::name_lock);
     for (int attempt = 0; attempt != 5000 && names(path, fd); ++attempt) {
       struct flock f = byte_lock(F_WRLCK, name_byte);
       const bool locked = ::fcntl(fd, F_OFD_SETLK, &f) == 0;
@@ -271,7 +271,7 @@ class segment {
         if (locked) ::fcntl(fd, F_OFD_SETLK, &f);
         return;
       }
-      nap(std::chrono::microseconds(50));
+      rest.step();
     }
   }
   /// True if the name refers to the open file.

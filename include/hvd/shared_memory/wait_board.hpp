@@ -2,11 +2,10 @@
 // fault.
 #pragma once
 
-#include <hvd/shared_memory/futex.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/shared_memory/layout.hpp>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -53,8 +52,9 @@ class wait_board {
   /// get a CPU.
   [[nodiscard]] bool looks_up(int r) const noexcept {
     const std::uint32_t before = of(r).looks.load(std::memory_order_relaxed);
+    backoff rest(paces::other_process);
     for (int i = 0; i != 200; ++i) {
-      nap(std::chrono::milliseconds(1));
+      rest.step();
       if (of(r).looks.load(std::memory_order_relaxed) != before) return true;
     }
     return false;

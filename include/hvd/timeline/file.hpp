@@ -14,9 +14,9 @@
 #pragma once
 
 #include <hvd/detail/descriptor.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/timeline/json_string.hpp>
 
 #include <algorithm>
@@ -100,15 +100,14 @@ class timeline_file {
    public:
     lock(int fd, std::chrono::nanoseconds limit) noexcept : fd_(fd) {
       using clock = std::chrono::steady_clock;
-      std::chrono::microseconds pause(50);
+      backoff rest(paces::file_lock);
       for (const auto deadline = clock::now() + limit; ::flock(fd_, LOCK_EX | LOCK_NB) != 0;) {
         if (errno == EINTR) continue;
         if (errno != EWOULDBLOCK || clock::now() >= deadline) {
           error_ = errno;
           return;
         }
-        nap(pause);
-        pause = std::min(2 * pause, std::chrono::microseconds(1000));
+        rest.step();
       }
     }
     lock(const lock&) = delete;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/topology.hpp>
@@ -24,8 +25,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <sched.h>
 
 namespace hvd::inline HVD_ABI {
 
@@ -199,16 +198,15 @@ class mpi_group {
   /// the group, calls `drop()` and throws a timeout that names the rank `silent()` (-1: unknown).
   template <class Done, class Silent, class Drop>
   void await(std::string_view operation, Done done, Silent silent, Drop drop) {
-    for (int i = agreed_.oversubscribed ? options_.oversubscribed_polls : options_.polls; i > 0; --i) {
-      if (done()) return;
-    }
+    if (spin({.looks = agreed_.oversubscribed ? options_.oversubscribed_polls : options_.polls}, done)) return;
     struct clearing {
       std::atomic<int>& what;
       ~clearing() { what.store(-1, std::memory_order_relaxed); }
     } const at_end{waiting_for_};
+    backoff rest(paces::mpi);
     for (const auto started = clock::now();;) {
       waiting_for_.store(silent(), std::memory_order_relaxed);
-      ::sched_yield();
+      rest.step();
       if (done()) return;
       if (interruption_) end_interrupted(operation, drop);
       if (options_.timeout.count() <= 0 || clock::now() - started <= options_.timeout) continue;
@@ -256,9 +254,7 @@ class mpi_group {
     void drop() {
       if (done()) return;
       MPI_Cancel(&request);
-      for (const auto until = clock::now() + std::chrono::milliseconds(100); !done() && clock::now() < until;) {
-        ::sched_yield();
-      }
+      wait_until(clock::now() + std::chrono::milliseconds(100), paces::mpi, [&] { return done(); });
     }
   };
   /// A message on its way in. It is matched before it is received, so that its length is known: an MPI_Irecv that it

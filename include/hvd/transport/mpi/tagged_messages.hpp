@@ -3,8 +3,8 @@
 
 #include <hvd/detail/function_ref.hpp>
 #include <hvd/detail/tagged_message.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/mpi/group.hpp>
 
 #include <algorithm>
@@ -17,8 +17,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <sched.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -69,13 +67,11 @@ class mpi_messages final : public message_channel {
     }
     return moved;
   }
-  /// MPI moves messages only while it is polled, so this is short.
+  /// Short: a step of a wait, which begins again after a sleep.
   void wait(function_ref<bool()> woken) override {
-    if (++waits_ % 256 != 0 || woken()) {
-      ::sched_yield();
-    } else {
-      nap(std::chrono::microseconds(50));
-    }
+    if (rest_.yield()) return;
+    if (!woken()) nap(rest_.sleep());
+    rest_ = backoff(paces::tagged);
   }
   void wake() noexcept override {}
   void abort() noexcept override { aborted_ = true; }
@@ -163,7 +159,7 @@ class mpi_messages final : public message_channel {
   MPI_Comm comm_;
   int most_tag_ = 32767;
   std::list<transfer> all_;  // in posting order
-  unsigned waits_ = 0;
+  backoff rest_{paces::tagged};
   std::atomic<bool> aborted_{false};
 };
 

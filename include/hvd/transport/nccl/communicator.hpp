@@ -1,8 +1,8 @@
 // hvd/transport/nccl/communicator.hpp: a communicator of NCCL with hvd's deadlines: how it is made, and its calls.
 #pragma once
 
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/handle.hpp>
 
 #include <chrono>
@@ -13,8 +13,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <sched.h>
 
 namespace hvd::inline HVD_ABI::detail {
 
@@ -73,9 +71,8 @@ class nccl_communicator : public nccl_handle {
       // A thread of NCCL writes `comm_` before the state of the whole communicator shows that it is done.
       nccl_result state = code == nccl_success ? nccl_in_progress : code;
       const auto until = clock::now() + options_.start_timeout;
-      for (; state == nccl_in_progress && clock::now() < until; state = whole.state()) {
-        nap(std::chrono::microseconds(100));
-      }
+      backoff rest(paces::gpu_end);
+      for (; state == nccl_in_progress && clock::now() < until; state = whole.state()) rest.step();
       if (state == nccl_success) return finish_start("without", [] {});
       const bool timed_out = state == nccl_in_progress;
       lost_.emplace(timed_out ? late() : error(nccl_error_kind(state), joined({whole.text("without", state), remedy})));
@@ -120,16 +117,13 @@ class nccl_communicator : public nccl_handle {
   void await(std::string_view what, nccl_options::seconds limit, const Done& done) {
     abort_if_lost([&] {
       const auto start = clock::now();
+      backoff rest(paces::gpu);
       for (int looks = 0; !done(); ++looks) {
         if (looks % 16 == 0) {
           static_cast<void>(ready(what));
           if (limit.count() > 0 && clock::now() - start >= limit) out_of_time(what, limit);
         }
-        if (looks < 1000) {
-          ::sched_yield();
-        } else {
-          nap(std::chrono::microseconds(50));
-        }
+        rest.step();
       }
       return true;
     });

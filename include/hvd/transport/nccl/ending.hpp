@@ -2,8 +2,8 @@
 #pragma once
 
 #include <hvd/cuda/device.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/library.hpp>
 
 #include <atomic>
@@ -44,12 +44,11 @@ std::optional<nccl_result> bounded(const std::shared_ptr<cuda_device>& device, s
     return call();
   }
   const auto start = std::chrono::steady_clock::now();
-  for (;;) {
+  for (backoff rest(paces::nccl_call);; rest.step()) {
     const nccl_result code = result->load(std::memory_order_acquire);
     if (code != under_way) return code;
     if (limit.count() > 0 && std::chrono::steady_clock::now() - start >= limit) return std::nullopt;
     look();
-    nap(std::chrono::microseconds(50));
   }
 }
 

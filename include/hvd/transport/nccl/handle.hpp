@@ -2,9 +2,9 @@
 #pragma once
 
 #include <hvd/cuda/device.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/call_watch.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/transport/nccl/ending.hpp>
 #include <hvd/transport/nccl/library.hpp>
 #include <hvd/transport/nccl/options.hpp>
@@ -136,7 +136,8 @@ class nccl_handle {
               : bounded(end_limit, [comm = comm_, revoke = nccl_.comm_revoke] { return revoke(comm, 0); });
       if (stuck_) return;
       const bool refused = now == nccl_invalid_argument;
-      for (; now == nccl_in_progress && clock::now() < until; now = state()) nap(std::chrono::microseconds(100));
+      backoff rest(paces::gpu_end);
+      for (; now == nccl_in_progress && clock::now() < until; now = state()) rest.step();
       if (refused || now == nccl_in_progress) abort();
     } catch (const std::exception&) {  // the driver has shut down
       comm_ = nullptr;
@@ -208,9 +209,10 @@ class nccl_handle {
     }
     // Some versions return success although one of their threads still works on it.
     if (now == nccl_success) now = state();
+    backoff rest(paces::gpu_end);
     for (const auto start = clock::now(); now == nccl_in_progress; now = state()) {
       if (limit.count() > 0 && clock::now() - start >= limit) break;
-      nap(std::chrono::microseconds(100));
+      rest.step();
     }
     return now == nccl_success;
   }

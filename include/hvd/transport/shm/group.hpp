@@ -3,9 +3,9 @@
 
 #include <hvd/detail/deadline.hpp>
 #include <hvd/detail/random_word.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/agree.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/lost_ranks.hpp>
 #include <hvd/shared_memory/measure_lines.hpp>
 #include <hvd/shared_memory/peer_files.hpp>
@@ -85,6 +85,7 @@ class shm_group {
   /// knew of a failure before it ended and may have ended because of it. (A process that ends leaves its groups one by
   /// one: another rank may notice this in another group, and leave this group, before it is visible here.)
   [[nodiscard]] int blame(int peer) const {
+    backoff rest(paces::other_process);
     for (int attempt = 0; attempt != 3; ++attempt) {
       for (int q = 0; q != peers_->size(); ++q) {
         if (q == peers_->rank() || segment_->locked(q)) continue;
@@ -92,7 +93,7 @@ class shm_group {
         if (self.state.load(std::memory_order_acquire) == presence::left || self.informed.load()) continue;
         return q;
       }
-      nap(std::chrono::milliseconds(1));
+      rest.step();
     }
     return peer;
   }
@@ -187,14 +188,10 @@ class shm_group {
     tell_left();
     const auto& header = *reinterpret_cast<const group_header*>(segment_->data());
     if (header.launched != 0) return;
-    const auto until = clock::now() + std::chrono::milliseconds(200);
-    for (int q = 0; q != size_ && clock::now() < until;) {
-      if (header.entered.has(q)) {
-        ++q;
-      } else {
-        nap(std::chrono::milliseconds(1));
-      }
-    }
+    wait_until(clock::now() + std::chrono::milliseconds(200), paces::other_process, [&, q = 0]() mutable {
+      while (q != size_ && header.entered.has(q)) ++q;
+      return q == size_;
+    });
     segment_->unlink();
   }
 
@@ -249,7 +246,7 @@ class shm_group {
   }
 
   void await_all(const group_header& header, const watch& lost) {
-    auto pause = std::chrono::microseconds(20);
+    backoff rest(paces::joining);
     // A check costs a system call for each rank, and all ranks check; so with more ranks they check less often.
     const auto between = std::chrono::microseconds(50) * size_;
     auto next_look = clock::now();
@@ -276,8 +273,7 @@ class shm_group {
       if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
       if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
-      nap(pause);
-      pause = std::min(pause * 2, std::chrono::microseconds(1000));
+      rest.step();
     }
     for (int q = 0; q != size_; ++q) {
       if (peers_->of(q).self.nonce.load(std::memory_order_relaxed) != header.nonce[1]) {
@@ -290,10 +286,8 @@ class shm_group {
   /// Waits for processes of another launch under the same name, which may come a moment later. An error now is better
   /// than results that mix the data of both.
   void await_second_claims(const group_header& header) {
-    for (const auto until = clock::now() + std::chrono::milliseconds(20); clock::now() < until;) {
-      nap(std::chrono::milliseconds(2));
-      if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
-    }
+    const auto claimed = [&] { return header.abort.value.load(std::memory_order_acquire) != 0; };
+    if (wait_until(clock::now() + std::chrono::milliseconds(20), paces::whole_job, claimed)) failed_to_join(header);
   }
 
   [[noreturn]] void failed_to_join(const group_header& header) {

@@ -3,10 +3,10 @@
 
 #include <hvd/detail/function_ref.hpp>
 #include <hvd/detail/random_word.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/policy.hpp>
 #include <hvd/shared_memory/abort.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
-#include <hvd/shared_memory/futex.hpp>
 #include <hvd/shared_memory/layout.hpp>
 #include <hvd/shared_memory/segment.hpp>
 #include <hvd/topology.hpp>
@@ -162,6 +162,7 @@ struct group_finder {
     const std::size_t wanted = group_bytes(size, make_geometry(size, opts.memory.staging_bytes));
     const auto started = clock::now();
     std::string stale;
+    backoff rest(paces::other_process);
     for (bool first = true;; first = false) {
       std::string why;
       std::optional<segment> s = segment::open(directory, name.file, 0, why, true);
@@ -204,7 +205,7 @@ struct group_finder {
         errno = segment::trouble_in(directory, wanted);
         if (errno != 0) segment::refuse({"cannot make shared memory in ", directory}, wanted, directory, true);
       }
-      nap(std::chrono::milliseconds(1));
+      rest.step();
     }
   }
 
