@@ -47,5 +47,6 @@ TEST_CASE("a wait polls at least once, and ends at its time") {
   CHECK_FALSE(wait_until(now + us(2000), {.sleep = us(100)}, [] { return false; }));
   CHECK(clock_type::now() - now >= us(2000));
   int polls = 0;
-  CHECK(wait_until(clock_type::time_point::max(), {.looks = 2, .yields = 2, .sleep = us(1)}, [&] { return ++polls == 6; }));
+  CHECK(wait_until(clock_type::time_point::max(), {.looks = 2, .yields = 2, .sleep = us(1)},
+                   [&] { return ++polls == 6; }));
 }

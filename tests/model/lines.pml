@@ -1,6 +1,6 @@
 /* tests/model/lines.pml: one-shot exchanges over self-validating lines (parity buffers, no exit barrier).
  *
- * Models hvd/shared_memory/peer_memory.hpp.
+ * Models hvd/shared_memory/exchange.hpp.
  *
  * Exchange s = 1, 2, 3, ... of a group uses buffer s % 2 of one window for each rank that writes: payload words, then
  * the line's sequence word. The window changes every second exchange: rank r writes to that of rank r + s / 2. A reader

@@ -1,6 +1,6 @@
 /* tests/model/memory.pml: shared memory between ranks, and the start of a model.
  *
- * Models hvd/shared_memory/peer_memory.hpp.
+ * Models hvd/shared_memory/words.hpp.
  *
  * Ranks may write the same byte of mem[] after each other, and read what they wrote. They do not race: when a rank
  * issues an access to a byte, no plain store to it is outstanding, which weak searches assert of protocols that are not

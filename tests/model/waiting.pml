@@ -1,6 +1,6 @@
 /* tests/model/waiting.pml: going to sleep on a counter, and waking sleepers without a fence on the fast path.
  *
- * Models hvd/shared_memory/peer_memory.hpp.
+ * Models hvd/shared_memory/words.hpp.
  *
  * A waiter registers in `sleepers`, reads `rings`, reads the counter again, and sleeps on `rings`, for a limited time,
  * if that still holds the value read. The publisher stores the counter, then reads `sleepers`; only if there are any it

@@ -76,7 +76,7 @@ inline constexpr pace name_lock{.sleep = us(50)};
 inline constexpr pace file_lock{.sleep = us(50), .longest = us(1000)};
 /// A state that another process or thread is about to reach.
 inline constexpr pace other_process{.sleep = us(1000)};
-/// What may take as long as the job: children of a launcher, claims by another launch.
+/// Children of a launcher, which take as long as the job, and claims by another launch.
 inline constexpr pace whole_job{.sleep = us(2000)};
 
 }  // namespace paces
