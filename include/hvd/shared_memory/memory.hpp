@@ -11,7 +11,8 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// The common memory of a group, from any source: a mapped segment between processes, or private memory between threads.
+/// The common memory of a group, from any source: a mapped segment between processes, or private memory between
+/// threads.
 class peer_windows {
  public:
   /// `size` and `shape` are values that the caller has checked: the header's may change.
