@@ -26,7 +26,7 @@ auto later() { return std::chrono::steady_clock::now() + 60s; }
 
 bool finish(agreement& a, std::chrono::steady_clock::time_point until = later()) {
   std::atomic<int> waited_for = -1;
-  const bool done = a.finish(until, {}, waited_for);
+  const bool done = a.finish(until, hvd::detail::paces::round, waited_for);
   require(waited_for == -1, "still waiting");
   return done;
 }
