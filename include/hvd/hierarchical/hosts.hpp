@@ -39,13 +39,12 @@ void introduce(Cross& world) {
     const bool same_version = first.version == other.version;
     if (same_version && first.job == other.job) continue;
     if (same_version) {
-      fail(error_kind::mismatch,
-                   {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB, HVD_LAUNCH)"}, r);
+      fail(error_kind::mismatch, {"Hierarchical: ranks 0 and ", r, " are of different jobs (HVD_JOB, HVD_LAUNCH)"}, r);
     }
     fail(error_kind::mismatch,
-                 {"Hierarchical: ranks 0 and ", r, " run different versions of hvd: ", first.version.data(), " and ",
-                  other.version.data(), "; build both from the same headers"},
-                 r);
+         {"Hierarchical: ranks 0 and ", r, " run different versions of hvd: ", first.version.data(), " and ",
+          other.version.data(), "; build both from the same headers"},
+         r);
   }
 }
 
@@ -75,8 +74,7 @@ bool share_memory(Cross& neighbours, const std::string& directory) {
   std::uint64_t number = random_word();
   auto* const bytes = reinterpret_cast<std::byte*>(&number);
   detail::run(neighbours, broadcast_call{bytes, bytes, sizeof number, 0}, automatic<>{});
-  const std::string name =
-      part_name(segment_name(job_of_environment("over")), "seen", number);
+  const std::string name = part_name(segment_name(job_of_environment("over")), "seen", number);
   struct file {
     std::optional<segment> made{};
     ~file() {
@@ -98,7 +96,7 @@ bool share_memory(Cross& neighbours, const std::string& directory) {
   if (std::find(all.begin(), all.end(), 0) == all.end()) return true;
   if (neighbours.rank() == 0) {
     inform({neighbours.size(), " ranks of one host cannot share memory in ", directory,
-                    " (separate containers?) and go on as hosts of their own"});
+            " (separate containers?) and go on as hosts of their own"});
   }
   return false;
 }
