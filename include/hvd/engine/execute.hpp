@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/engine/device.hpp>
+#include <hvd/engine/layout.hpp>
 #include <hvd/engine/plan.hpp>
 #include <hvd/erased_transport.hpp>
 #include <hvd/tensors.hpp>
@@ -26,51 +27,6 @@ inline std::shared_ptr<std::byte> result_memory(std::size_t bytes) {
           [](std::byte* p) { ::operator delete(p, line); }};
 }
 
-/// The type in which tensor `t` travels: see request::wire.
-inline dtype wire_of(const signature& s, std::size_t t) noexcept {
-  const bool converts = s.wire != dtype::user && find_conversions(s.types[t], s.wire).narrow != nullptr;
-  return converts ? s.wire : s.types[t];
-}
-
-/// The caller's memory for the result of tensor `t`, or the result of `memory(bytes)`. Only an alltoall may have a
-/// result for which the caller's memory has another size.
-template <class Memory>
-std::byte* output_of(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape,
-                     const Memory& memory) {
-  result& r = w.end->results[t];
-  r.type = w.what.types[t];
-  r.shape = std::move(shape);
-  const tensor& mine = w.mine->tensors[t];
-  const bool fits = w.what.kind != operation::alltoall || r.shape.front() == mine.out_rows;
-  if (mine.out != nullptr && fits) return mine.out;
-  r.data = memory(bytes);
-  return r.data.get();
-}
-
-/// Rows of an alltoall for each rank.
-inline std::vector<std::size_t> splits_of(const tensor& t, std::size_t ranks) {
-  return t.splits.empty() ? std::vector<std::size_t>(ranks, t.shape.front() / ranks) : t.splits;
-}
-
-/// The shape of an allgather's or alltoall's result with `rows` rows.
-inline std::vector<std::size_t> shape_of_rows(const signature& s, std::size_t t, std::size_t rows) {
-  std::vector<std::size_t> shape{rows};
-  shape.insert(shape.end(), s.shapes[t].begin() + (s.even ? 1 : 0), s.shapes[t].end());
-  return shape;
-}
-
-/// The shares of a reduce_scatter's result: the number of elements for each rank, and the shape of this rank's share.
-struct row_shares {
-  std::vector<std::size_t> counts, shape;
-};
-inline row_shares shares_of(const signature& s, std::size_t t, std::size_t rank, std::size_t ranks) {
-  row_shares found{std::vector<std::size_t>(ranks), s.shapes[t]};
-  const std::size_t rows = found.shape.front(), row = rows == 0 ? 0 : s.elements(t) / rows;
-  for (std::size_t r = 0; r != ranks; ++r) found.counts[r] = share_of(rows, r, ranks) * row;
-  found.shape.front() = share_of(rows, rank, ranks);
-  return found;
-}
-
 class executor {
  public:
   executor(erased_transport& comm, std::size_t fusion_threshold) : comm_(comm) { threshold(fusion_threshold); }
@@ -86,13 +42,18 @@ class executor {
   /// for its results.
   void operator()(std::span<const work> works) {
     const signature& first = works.front().what;
+    if (first.kind == operation::barrier) return;  // done, because all ranks have submitted it
+    lay_out(layout_, works, exchange_rows(works), comm_.rank(), comm_.size(), result_memory);
+    const dynamic_op op{first.op, first.prescale, first.postscale};
     switch (first.kind) {
-      case operation::allreduce: return allreduce(works, first);
-      case operation::broadcast: return broadcast(works, first.root);
-      case operation::allgather: return allgather(works, exchange_rows(works));
-      case operation::reduce_scatter: return reduce_scatter(works, first);
-      case operation::alltoall: return alltoall(works.front(), exchange_rows(works));
-      default: return;  // a barrier: done, because all ranks have submitted it
+      case operation::allreduce:
+        add_zeros();
+        if (first.op == reduce_op::adasum) return comm_.adasum(layout_.tensors, op.prescale, op.postscale);
+        return comm_.allreduce(layout_.tensors, op);
+      case operation::broadcast: return comm_.broadcast(layout_.tensors, first.root);
+      case operation::allgather: return comm_.allgather(layout_.tensors, layout_.counts);
+      case operation::reduce_scatter: return comm_.reduce_scatter(layout_.tensors, layout_.counts, op);
+      default: return alltoall(works.front());
     }
   }
 
@@ -137,16 +98,11 @@ class executor {
   }
 
  private:
-  using counts = std::vector<std::vector<std::size_t>>;
-
   template <class F>
   static void each(std::span<const work> works, const F& f) {
     for (const work& w : works) {
       for (std::size_t t = 0; t != w.what.types.size(); ++t) f(w, t);
     }
-  }
-  static std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
-    return output_of(w, t, bytes, std::move(shape), result_memory);
   }
 
   received_rows even_rows(std::span<const std::size_t> own, std::span<const work> works) const {
@@ -174,93 +130,35 @@ class executor {
     return sum;
   }
 
-  void allreduce(std::span<const work> works, const signature& common) {
-    tensors_.clear();
+  /// A joined rank's tensors: zeros, with place for the result, which it does not use.
+  void add_zeros() {
     std::size_t zeros = 0;
-    each(works, [&](const work& w, std::size_t t) {
-      if (w.mine == nullptr) zeros += w.what.elements(t) * size_of(w.what.types[t]) + 64;
-    });
-    zeros_.assign(zeros, std::byte{});  // also receives the unused result on a joined rank
-    std::byte* zero = zeros_.data();
-    each(works, [&](const work& w, std::size_t t) {
-      const std::size_t count = w.what.elements(t), bytes = count * size_of(w.what.types[t]);
-      fused f{.in = zero, .out = zero, .count = count, .type = w.what.types[t], .wire = wire_of(w.what, t)};
-      if (w.mine != nullptr) {
-        f.in = w.mine->tensors[t].in;
-        f.out = output(w, t, bytes, w.what.shapes[t]);
-      } else {
-        zero += bytes + 64 - bytes % 64;
+    const auto each_missing = [&](const auto& f) {
+      for (fused& f_of : layout_.tensors) {
+        if (f_of.out == nullptr) f(f_of, f_of.count * size_of(f_of.type) / 64 * 64 + 64);
       }
-      tensors_.push_back(f);
+    };
+    each_missing([&](fused&, std::size_t bytes) { zeros += bytes; });
+    zeros_.assign(zeros, std::byte{});
+    std::byte* zero = zeros_.data();
+    each_missing([&](fused& f, std::size_t bytes) {
+      f.in = f.out = zero;
+      zero += bytes;
     });
-    if (common.op == reduce_op::adasum) return comm_.adasum(tensors_, common.prescale, common.postscale);
-    comm_.allreduce(tensors_, {common.op, common.prescale, common.postscale});
   }
 
-  void broadcast(std::span<const work> works, int root) {
-    tensors_.clear();
-    each(works, [&](const work& w, std::size_t t) {
-      const std::size_t count = w.what.elements(t), bytes = count * size_of(w.what.types[t]);
-      tensors_.push_back({.in = w.mine->tensors[t].in,
-                          .out = output(w, t, bytes, w.what.shapes[t]),
-                          .count = count,
-                          .type = w.what.types[t],
-                          .wire = w.what.types[t]});
-    });
-    comm_.broadcast(tensors_, root);
-  }
-
-  void allgather(std::span<const work> works, counts elements) {
-    tensors_.clear();
-    each(works, [&](const work& w, std::size_t t) {
-      const std::size_t row = w.what.row_elements(t);
-      std::vector<std::size_t>& of = elements[tensors_.size()];
-      const std::size_t sum = total_rows(of, w, t);
-      for (std::size_t& rows_of : of) rows_of *= row;
-      const std::size_t bytes = sum * row * size_of(w.what.types[t]);
-      tensors_.push_back({.in = w.mine->tensors[t].in,
-                          .out = output(w, t, bytes, shape_of_rows(w.what, t, sum)),
-                          .count = of[static_cast<std::size_t>(comm_.rank())],
-                          .type = w.what.types[t],
-                          .wire = w.what.types[t]});
-    });
-    comm_.allgather(tensors_, elements);
-  }
-
-  void reduce_scatter(std::span<const work> works, const signature& common) {
-    tensors_.clear();
-    counts elements;
-    const auto p = static_cast<std::size_t>(comm_.size()), me = static_cast<std::size_t>(comm_.rank());
-    each(works, [&](const work& w, std::size_t t) {
-      row_shares parts = shares_of(w.what, t, me, p);
-      const std::size_t bytes = parts.counts[me] * size_of(w.what.types[t]);
-      elements.push_back(std::move(parts.counts));
-      tensors_.push_back({.in = w.mine->tensors[t].in,
-                          .out = output(w, t, bytes, std::move(parts.shape)),
-                          .count = w.what.elements(t),
-                          .type = w.what.types[t],
-                          .wire = wire_of(w.what, t)});
-    });
-    comm_.reduce_scatter(tensors_, elements, {common.op, common.prescale, common.postscale});
-  }
-
-  void alltoall(const work& w, received_rows receive) {
-    for (std::size_t t = 0; t != w.what.types.size(); ++t) {
-      const tensor& in = w.mine->tensors[t];
-      std::vector<std::size_t> send = splits_of(in, static_cast<std::size_t>(comm_.size()));
-      const std::size_t rows = total_rows(receive[t], w, t);
-      const std::size_t row = w.what.elements(t), bytes = size_of(w.what.types[t]);
-      std::byte* const out = output(w, t, rows * row * bytes, shape_of_rows(w.what, t, rows));
-      w.end->results[t].received_splits = receive[t];
-      for (std::size_t& n : send) n *= row;
-      for (std::size_t& n : receive[t]) n *= row;
-      comm_.run(alltoall_call{in.in, out, partition(send, bytes), partition(receive[t], bytes)});
+  void alltoall(const work& w) {
+    for (std::size_t t = 0; t != layout_.tensors.size(); ++t) {
+      const fused& f = layout_.tensors[t];
+      const std::size_t unit = size_of(f.type);
+      comm_.run(
+          alltoall_call{f.in, f.out, partition(sent_by(w, t, comm_.size()), unit), partition(layout_.counts[t], unit)});
     }
   }
 
   erased_transport& comm_;
   std::size_t threshold_ = 0;
-  std::vector<fused> tensors_;
+  layout layout_;
   std::vector<std::byte> zeros_;
 };
 

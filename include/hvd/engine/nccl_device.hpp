@@ -193,60 +193,30 @@ class nccl_device {
     return memory.get();
   }
 
-  std::byte* output(const work& w, std::size_t t, std::size_t bytes, std::vector<std::size_t> shape) {
-    return output_of(w, t, bytes, std::move(shape), [&](std::size_t n) {
+  pending batch_of(std::span<const work> works, const received_rows& rows) {
+    const signature& common = works.front().what;
+    layout all;
+    lay_out(all, works, rows, group().rank(), group().size(), [&](std::size_t bytes) {
       std::shared_ptr<void> after;
-      auto memory = results_->take(n, after);
+      auto memory = results_->take(bytes, after);
       if (after) free_.push_back(std::move(after));
       return memory;
     });
-  }
-
-  pending batch_of(std::span<const work> works, const received_rows& rows) {
-    const signature& common = works.front().what;
-    const auto ranks = static_cast<std::size_t>(group().size()), me = static_cast<std::size_t>(group().rank());
-    std::vector<fused> tensors;
-    std::vector<std::vector<std::size_t>> counts;
-    std::vector<fused_part> bytes;
+    std::vector<fused>& tensors = all.tensors;
     std::vector<bool> alike;
+    for (const work& w : works) alike.insert(alike.end(), w.what.types.size(), w.alike);
     substitutes others;
-    std::size_t index = 0;
-    for (const work& w : works) {
-      alike.insert(alike.end(), w.what.types.size(), w.alike);
-      for (std::size_t t = 0; t != w.what.types.size(); ++t, ++index) {
-        const dtype type = w.what.types[t];
-        const std::size_t elements = w.what.elements(t), unit = size_of(type);
-        const std::byte* const in = w.mine != nullptr ? w.mine->tensors[t].in : nullptr;
-        switch (common.kind) {
-          case operation::allreduce: {
-            std::byte* const out = w.mine != nullptr ? output(w, t, elements * unit, w.what.shapes[t]) : nullptr;
-            tensors.push_back({in, out, elements, type, wire_of(w.what, t)});
-            break;
-          }
-          case operation::broadcast: {
-            const std::size_t n = elements * unit;
-            std::byte* const out = output(w, t, n, w.what.shapes[t]);
-            bytes.push_back({read_from(others, w, in, n), write_to(others, w, out, n), n, 0, index});
-            break;
-          }
-          case operation::reduce_scatter: {
-            row_shares parts = shares_of(w.what, t, me, ranks);
-            std::byte* const out = output(w, t, parts.counts[me] * unit, std::move(parts.shape));
-            tensors.push_back({in, out, elements, type, wire_of(w.what, t)});
-            counts.push_back(std::move(parts.counts));
-            break;
-          }
-          default: {  // allgather, alltoall
-            std::vector<std::size_t> of = rows[index];
-            const std::size_t all = sum_of(of, ranks), row = w.what.row_elements(t);
-            std::byte* const out = output(w, t, all * row * unit, shape_of_rows(w.what, t, all));
-            std::byte* const written = write_to(others, w, out, all * row * unit);
-            if (common.kind == operation::alltoall) w.end->results[t].received_splits = of;
-            for (std::size_t& n : of) n *= row;
-            const std::size_t all_in = w.mine->tensors[t].shape.front() * row * unit;
-            tensors.push_back({read_from(others, w, in, all_in), written, of[me], type, type});
-            counts.push_back(std::move(of));
-          }
+    if (!has_op(common.kind)) {  // reductions take care of it themselves
+      std::size_t index = 0;
+      for (const work& w : works) {
+        for (std::size_t t = 0; t != w.what.types.size(); ++t, ++index) {
+          fused& f = tensors[index];
+          const std::size_t row = w.what.row_elements(t), unit = size_of(f.type);
+          const bool even = all.counts.empty();  // a broadcast
+          const std::size_t in = even ? f.count : w.mine->tensors[t].shape.front() * row;
+          const std::size_t out = even ? f.count : sum_of(all.counts[index], all.counts[index].size());
+          f.in = read_from(others, w, f.in, in * unit);
+          f.out = write_to(others, w, f.out, out * unit);
         }
       }
     }
@@ -255,10 +225,15 @@ class nccl_device {
     switch (common.kind) {
       case operation::allreduce: return allreduce(tensors, op, alike);
       case operation::reduce_scatter:
-        return device_reduce_scatter(group(), std::move(tensors), std::move(counts), op, alike);
-      case operation::broadcast: batch = device_broadcast(std::move(bytes), common.root); break;
-      case operation::allgather: batch = device_allgather(std::move(tensors), std::move(counts)); break;
-      default: batch = alltoall(works.front(), std::move(tensors), std::move(counts));
+        return device_reduce_scatter(group(), std::move(tensors), std::move(all.counts), op, alike);
+      case operation::broadcast: {
+        std::vector<fused_part> parts;
+        for (const fused& f : tensors) parts.push_back({f.in, f.out, f.count * size_of(f.type), 0, parts.size()});
+        batch = device_broadcast(std::move(parts), common.root);
+        break;
+      }
+      case operation::allgather: batch = device_allgather(std::move(tensors), std::move(all.counts)); break;
+      default: batch = alltoall(works.front(), std::move(tensors), std::move(all.counts));
     }
     if (!others.in.parts.empty()) batch->before.push_back(std::move(others.in));
     if (!others.out.parts.empty()) batch->after.push_back(std::move(others.out));
@@ -276,10 +251,7 @@ class nccl_device {
 
   pending alltoall(const work& w, std::vector<fused> tensors, std::vector<std::vector<std::size_t>> receive) {
     std::vector<std::vector<std::size_t>> send;
-    for (std::size_t t = 0; t != tensors.size(); ++t) {
-      send.push_back(splits_of(w.mine->tensors[t], static_cast<std::size_t>(group().size())));
-      for (std::size_t& n : send.back()) n *= w.what.elements(t);
-    }
+    for (std::size_t t = 0; t != tensors.size(); ++t) send.push_back(sent_by(w, t, group().size()));
     auto batch = std::make_shared<device_batch>();
     batch->what = "alltoall";
     batch->calls = [tensors = std::move(tensors), send = std::move(send),
