@@ -128,7 +128,7 @@ class completion {
   }
 
  private:
-  // A wake-up is a system call, longer than a short operation, so who sleeps says so in the word that the end changes.
+  // A wake-up is a system call and takes longer than a short operation, so a thread that sleeps sets a bit in the word.
   static constexpr std::uint32_t done = 1, on_device = 2, slept_for = 4;
   static bool has(std::uint32_t state, bool only_queued) noexcept {
     return (state & (only_queued ? done | on_device : done)) != 0;

@@ -24,7 +24,7 @@ struct waiting_policy {
   int oversubscribed_loads = 16;
   /// Yields before sleeping.
   int yields = 256;
-  /// The longest sleep, and so the longest delay if a wake-up is lost.
+  /// The longest sleep, and so the longest delay if a wake-up is lost. 0: yields do not end.
   std::chrono::microseconds sleep{500};
 };
 

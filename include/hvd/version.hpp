@@ -28,7 +28,7 @@
 #define HVD_VERSION_PATCH 0
 
 /// The default of the comparison of calls: with -DHVD_CHECK=1, collectives compare their calls between ranks before
-/// they move data. The environment variable HVD_CHECK and `options::check` override it for one transport.
+/// they move data. `failure_policy::check`, which HVD_CHECK sets, overrides it for one transport.
 #ifndef HVD_CHECK
 #define HVD_CHECK 0
 #endif

@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
   void* const memory = ::mmap(nullptr, sizeof(shared_state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 1;
   auto& common = *new (memory) shared_state;
-  hvd::sharing_options sharing;
+  auto sharing = hvd::sharing_options::from_environment();
   sharing.memory.staging_bytes = static_cast<std::size_t>(ranks) * 2048;  // about the least for so many
   sharing.failure.start_timeout = std::chrono::seconds(200);
   sharing.failure.timeout = std::chrono::seconds(200);

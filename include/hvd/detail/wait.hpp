@@ -1,4 +1,4 @@
-// hvd/detail/wait.hpp: loops that poll: their steps, and how many of each every loop takes.
+// hvd/detail/wait.hpp: the steps of loops that poll, and how many of each such a loop takes.
 //
 // A thread that is always woken (a completion's, that of an engine or of a watch) sleeps on a futex or on a condition
 // variable instead, and polls nothing.
@@ -39,8 +39,8 @@ struct pace {
   std::chrono::microseconds longest = sleep;
 };
 
-/// The pace of each wait, except for those that are options, with their reasons there: waiting_policy for ranks with
-/// common memory, and mpi_options::polls.
+/// The paces of waits. Others are options, with their reasons there: waiting_policy for ranks with common memory, and
+/// mpi_options::polls. The naps of an engine between two looks at its device lie in engine/pending.hpp.
 namespace paces {
 
 using us = std::chrono::microseconds;
@@ -52,8 +52,9 @@ inline constexpr pace round{.pauses = 200, .yields = 10, .sleep = us(20), .longe
 inline constexpr pace round_by_itself{.pauses = 20, .yields = 10, .sleep = us(20), .longest = us(1000)};
 /// The sleeps in a round if peers can ring: short enough that they are checked in time.
 inline constexpr pace doorbell{.sleep = us(50'000)};
-/// Another thread that drives an engine: it may end the operation, or stop driving, in a moment.
-inline constexpr pace other_driver{.yields = 50};
+/// Another thread that drives an engine: it may end the operation, or stop driving, in a moment. Then a sleep on the
+/// operation's end.
+inline constexpr int other_driver_yields = 50;
 
 /// An MPI: it moves messages only while it is polled. `tagged` begins again after each sleep.
 inline constexpr pace mpi{};

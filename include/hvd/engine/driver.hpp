@@ -1,6 +1,7 @@
 // hvd/engine/driver.hpp: the operations of one process set, from submission to their end.
 #pragma once
 
+#include <hvd/detail/wait.hpp>
 #include <hvd/engine/agreement.hpp>
 #include <hvd/engine/autotune.hpp>
 #include <hvd/engine/by_host.hpp>
@@ -115,7 +116,7 @@ class driver final : public waiting_room {
     for (int yields = 0; !end.reached(only_queued) && clock::now() < until;) {
       if (progress_.attempt([&] { drive(&end, until, only_queued); })) {
         if (has_work()) progress_.wake();
-      } else if (!opts_.thread || yields < paces::other_driver.yields) {
+      } else if (!opts_.thread || yields < paces::other_driver_yields) {
         ++yields;  // the operation may be done in a moment, or the other thread may stop driving
         ::sched_yield();
       } else {
@@ -284,6 +285,9 @@ class driver final : public waiting_room {
     }
     const signature& first = works.front().what;
     if (first.memory == memory_kind::device) {
+      if (device() == nullptr) {  // `validate` has refused it on every rank, unless a message was corrupted
+        fail(error_kind::mismatch, {"another rank has submitted tensors on a device to an engine without one"});
+      }
       if (const std::optional<error> problem = pending_.connect(*data_)) {
         for (const auto& s : mine) finish(*s, *problem);
         return;

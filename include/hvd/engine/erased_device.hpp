@@ -1,4 +1,4 @@
-// hvd/engine/erased_device.hpp: what an engine needs of a device, whose type it does not know.
+// hvd/engine/erased_device.hpp: the interface through which an engine uses a device of any type.
 //
 // As for transports (hvd/erased_transport.hpp): the engine is compiled once for all devices.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// A Device, with all functions that a device may have besides. An engine without a device has a null pointer.
+/// A Device, and the optional functions of devices. An engine without a device has a null pointer.
 class erased_device {
  public:
   using pending = std::shared_ptr<void>;
@@ -126,22 +126,20 @@ class erased_device_of final : public erased_device {
   }
 
  private:
-  static constexpr abilities able{.converts =
-                                      [] {
-                                        if constexpr (requires { bool{D::converts}; }) return D::converts;
-                                        return false;
-                                      }(),
-                                  .interrupts = requires(D & d){d.interrupt();
-}, .allocates = requires(D& d, const largest_number& largest) { d.bucket(std::size_t{}, largest); },
-   .copies = requires(D& d, const tensor& t, result& r) {
-     d.fetch(t, std::size_t{});
-     d.store(t, r, std::span<const std::byte>());
-   }
-};  // namespace hvd::inline HVD_ABI::detail
+  static constexpr bool converts = [] {
+    if constexpr (requires { bool{D::converts}; }) return D::converts;
+    return false;
+  }();
+  static constexpr bool interrupts = requires(D& d) { d.interrupt(); };
+  static constexpr bool allocates = requires(D& d, const largest_number& largest) { d.bucket(std::size_t{}, largest); };
+  static constexpr bool copies = requires(D& d, const tensor& t, result& r) {
+    d.fetch(t, std::size_t{});
+    d.store(t, r, std::span<const std::byte>());
+  };
+  static constexpr abilities able{converts, interrupts, allocates, copies};
 
-D device_;
-}
-;
+  D device_;
+};
 
 /// The device of an engine that is made with a D.
 template <class D>

@@ -3,12 +3,12 @@
 
 #include <hvd/detail/cpu.hpp>
 #include <hvd/detail/keep_for_ever.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/device_guard.hpp>
 #include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/negotiation.hpp>
 #include <hvd/erased_transport.hpp>
-#include <hvd/shared_memory/futex.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -65,13 +65,17 @@ class TorchReducer(Gradients[TorchSlot]):
     def begin(self, part: Part[TorchSlot], slots: Sequence[TorchSlot], wake: bool) -> Callable[[], object]:
         together: list[TorchSlot] = []  # all except those that all ranks gather
         waits: list[Callable[[], object]] = []
-        for slot in slots:
-            if slot.agreed and slot.sparse_dim and not self._options.sparse_as_dense:
-                waits.append(self._begin_sparse(slot))
-            else:
-                together.append(slot)
-        if together:
-            waits.append(self._begin_together(part, together, wake))
+        try:
+            for slot in slots:
+                if slot.agreed and slot.sparse_dim and not self._options.sparse_as_dense:
+                    waits.append(self._begin_sparse(slot))
+                else:
+                    together.append(slot)
+            if together:
+                waits.append(self._begin_together(part, together, wake))
+        except Exception:
+            attempt(waits)  # else the names of those that have begun would stay taken
+            raise
         return waits[0] if len(waits) == 1 else lambda: _raise(attempt(waits))
 
     def _begin_together(self, part: Part[TorchSlot], slots: Sequence[TorchSlot], wake: bool) -> Callable[[], object]:
