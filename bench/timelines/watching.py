@@ -99,7 +99,8 @@ def page_of(path: Path, operations: int) -> dict[str, Any]:
         first = server.ask()
         first_s = server.age()
         said = first
-        while said["reading"] < 1.0 and server.age() < 120:
+        # `reading` is 1 from the last 64 KiB on, which may be an unfinished event.
+        while (said["reading"] < 1.0 or said["operations"] < operations) and server.age() < 60:
             time.sleep(0.02)
             said = server.ask()
         whole_s = server.age()
