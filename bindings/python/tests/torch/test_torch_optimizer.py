@@ -943,6 +943,47 @@ def test_sparse_and_dense(several_ranks: Any, groups: Any) -> None:
 # --- Closures ---------------------------------------------------------------------------------------------------------
 
 
+def check_half_begun() -> None:
+    """A group's sparse gradient is under way when its dense one is refused: an error, and the next step is right."""
+    refused = []
+
+    class Refusing(hvd.Compression.none):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def compress(tensor: Any) -> Any:
+            if refused:
+                raise ValueError(refused[0])
+            return tensor, None
+
+    n = hvd.size()
+    table, p = torch.nn.Embedding(2, 3, sparse=True), torch.nn.Parameter(torch.zeros(2))
+    named = [("table", table.weight), ("p", p)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([table.weight, p], lr=1.0), named, op=hvd.Sum, groups=1, compression=Refusing
+    )
+    start = table.weight.detach().clone()
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        (table(torch.tensor(1)).sum() + p.sum()).backward()
+
+    backward()
+    optimizer.step()  # from now on all ranks know which gradient is sparse
+    refused.append("not this one")
+    with pytest.raises(ValueError, match="not this one"):
+        backward()
+    with pytest.raises(ValueError, match="not this one"):
+        optimizer.step()
+    refused.clear()
+    backward()
+    optimizer.step()
+    assert p.tolist() == [-2.0 * n] * 2
+    torch.testing.assert_close(start - table.weight, torch.tensor([[0.0] * 3, [2.0 * n] * 3]))
+
+
+def test_half_begun(several_ranks: Any) -> None:
+    several_ranks.run(check_half_begun)
+
+
 def check_line_search(op: str) -> None:
     """The closure is called as often, and the steps are the same, as in one process with all data."""
     r, n = hvd.rank(), hvd.size()
