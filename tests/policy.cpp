@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+namespace policy_tests {
+
 namespace {
 
 // Sets a variable, or removes it, for as long as it exists.
@@ -117,3 +119,5 @@ TEST_CASE("the folder of segments is an absolute path") {
 }
 
 }  // namespace
+
+}  // namespace policy_tests
