@@ -191,7 +191,7 @@ class driver final : public waiting_room {
   void drive(const completion* end, clock::time_point until, bool only_queued = false) {
     try {
       while (!progress_.closing() && !(end != nullptr && end->reached(only_queued))) {
-        if (condemned_.load()) throw error(verdict());
+        if (condemned_.load()) throw verdict();
         in_flight_.take_fresh(negotiation_, device());
         poll_device(pending_.quiet);
         if (negotiation_.idle() && pending_.empty()) break;
@@ -351,7 +351,7 @@ class driver final : public waiting_room {
   void await_device() {
     while (!pending_.empty()) {
       if (progress_.closing()) throw error(cause_.shut_down());
-      if (condemned_.load()) throw error(verdict());
+      if (condemned_.load()) throw verdict();
       poll_device(pending_.quiet);
       if (!pending_.spin()) nap(std::chrono::microseconds(100));
     }
