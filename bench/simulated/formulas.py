@@ -88,6 +88,12 @@ def recursive_doubling_scan(link, p, size):
     return None if steps is None or p > 8 else steps * (link.hop(size) + size * link.gamma)
 
 
+def recursive_doubling_exscan(link, p, size):
+    """As a scan, with two reductions in each step, but one in the first and one in the last."""
+    steps = power(p)
+    return None if steps is None or p > 8 else steps * link.hop(size) + 2 * (steps - 1) * size * link.gamma
+
+
 def halving_doubling_allreduce(link, p, size):
     act = acting(p)
     if act is None:
@@ -170,6 +176,7 @@ FORMULAS = {
     ("gather", "tree"): (tree_blocks, STEPS + " beta"),
     ("scatter", "tree"): (tree_blocks, STEPS + " beta"),
     ("scan", "recursive_doubling"): (recursive_doubling_scan, "L (alpha + S (beta + gamma)), p up to 8"),
+    ("exscan", "recursive_doubling"): (recursive_doubling_exscan, "L (alpha + S beta) + 2 (L-1) S gamma, p up to 8"),
 }
 
 
