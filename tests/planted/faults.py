@@ -114,7 +114,7 @@ FAULTS = (
     Fault(
         "refused_option",
         "a time limit below zero is taken",
-        Program("config"),
+        Program("policy"),
         "include/hvd/config/parse.hpp",
         "if (lo <= seconds && seconds <= hi)",
         "if (seconds <= hi)",
