@@ -3,7 +3,7 @@
 
 #include <hvd/engine/device.hpp>
 #include <hvd/engine/plan.hpp>
-#include <hvd/fusion/pack.hpp>
+#include <hvd/fusion.hpp>
 #include <hvd/tensors.hpp>
 
 #include <cstddef>
