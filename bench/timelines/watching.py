@@ -100,7 +100,7 @@ def page_of(path: Path, operations: int) -> dict[str, Any]:
         first_s = server.age()
         said = first
         # `reading` is 1 from the last 64 KiB on, which may be an unfinished event.
-        while (said["reading"] < 1.0 or said["operations"] < operations) and server.age() < 60:
+        while (said["reading"] < 1.0 or said["operations"] < operations) and server.age() < 120:
             time.sleep(0.02)
             said = server.ask()
         whole_s = server.age()
