@@ -172,7 +172,7 @@ class BasicEngine {
   void shutdown();
 
  protected:
-  /// `device` is null if there is none.
+  /// An engine without a device gets a null `device`.
   BasicEngine(detail::erased_transport& comm, engine_options opts, std::unique_ptr<detail::erased_device> device);
   ~BasicEngine();
 

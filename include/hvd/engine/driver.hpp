@@ -68,7 +68,7 @@ class driver final : public waiting_room {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] erased_transport& data() noexcept { return *data_; }
-  /// Null if there is none.
+  /// The engine's device; null in an engine without one.
   [[nodiscard]] erased_device* device() noexcept { return pending_.device(); }
   [[nodiscard]] largest_number largest() {
     return [this](std::uint64_t number) { return agreement_.largest(number); };

@@ -61,7 +61,7 @@ inline row_shares shares_of(const signature& s, std::size_t t, std::size_t rank,
 
 /// The tensors of a batch as its collective takes them.
 struct layout {
-  /// Of all works, in their order; without memory on a rank that has joined, which only an allreduce allows.
+  /// The tensors of all works, in their order. Those of an allreduce have no memory on a rank that has joined.
   std::vector<fused> tensors{};
   /// counts[t][r]: elements that come from rank r into tensor t, or, of a reduce_scatter, go to rank r; for operations
   /// whose ranks all have all elements, empty.

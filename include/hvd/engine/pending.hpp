@@ -45,7 +45,7 @@ class pending_batches {
   pending_batches(erased_transport& control, std::unique_ptr<erased_device> device, end_function end)
       : device_(std::move(device)), guard_(control, device_.get()), end_(std::move(end)) {}
 
-  /// Null if there is none.
+  /// The engine's device; null in an engine without one.
   [[nodiscard]] erased_device* device() noexcept { return device_.get(); }
   [[nodiscard]] bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
 
