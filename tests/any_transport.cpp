@@ -48,19 +48,24 @@ struct plain_transport {
   [[nodiscard]] int rank() const { return 0; }
   [[nodiscard]] int size() const { return 1; }
   void barrier() {}
-  plain_transport split(int, int) { return {}; }
   void send(const std::byte* data, std::size_t bytes, int peer) { alone.send(data, bytes, peer); }
   void recv(std::byte* data, std::size_t bytes, int peer) { alone.recv(data, bytes, peer); }
-  template <class T>
-  hvd::shared_array<T> alloc_shared(std::size_t n) {
-    return alone.alloc_shared<T>(n);
-  }
   template <class Call>
   bool native(const Call&) {
     return false;
   }
 };
-static_assert(hvd::SendRecv<plain_transport> && !hvd::Probing<plain_transport>);
+static_assert(hvd::SendRecv<plain_transport> && !hvd::Probing<plain_transport> && !hvd::Splitting<plain_transport>);
+
+/// One that can do all that an engine needs but make groups.
+struct whole_transport : plain_transport {
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    alone.exchange(out, out_bytes, to, in, in_bytes, from);
+  }
+  bool arrived(int peer) { return alone.arrived(peer); }
+  void check() {}
+};
+static_assert(hvd::Probing<whole_transport> && !hvd::Splitting<whole_transport>);
 
 struct always_tree {
   hvd::choice operator()(const hvd::workload&) const { return hvd::choice::tree; }
@@ -239,6 +244,11 @@ TEST_CASE("any: exchange, hosts, names, and what a transport lacks") {
   std::byte b{};
   CHECK(complaint([&] { plain.exchange(&b, 1, 0, &b, 1, 0); }) ==
         doctest::Contains("unsupported: hvd: exchange on rank 0 of 1: this transport lacks exchange"));
+  CHECK(complaint([&] { static_cast<void>(plain.split(0, 0)); }) ==
+        "unsupported: hvd: split on rank 0 of 1: this transport lacks split (see Splitting in hvd/transport.hpp), "
+        "which this needs");
+  CHECK(complaint([&] { static_cast<void>(plain.alloc_shared<float>(1)); }) ==
+        doctest::Contains("unsupported: hvd: alloc_shared on rank 0 of 1: this transport lacks alloc_shared"));
   CHECK(complaint([&] { static_cast<void>(plain.tagged_messages()); }) ==
         doctest::Contains("unsupported: hvd: rank 0 of 1: this transport has no tagged messages"));
 }
@@ -281,9 +291,12 @@ TEST_CASE("any: the environment names the transport") {
   CHECK(complaint([] { any_transport::from_environment(); }) == doctest::Contains("ranks of one host only"));
 }
 
-TEST_CASE("any: an engine over a transport that cannot probe is refused with a sentence") {
+TEST_CASE("any: an engine over a transport that cannot probe or split is refused with a sentence") {
   any_transport any{plain_transport()};
   CHECK_THROWS_WITH_AS(hvd::Engine{any},
                        doctest::Contains("Engine on rank 0 of 1: this transport lacks exchange, arrived or check"),
+                       hvd::error);
+  any_transport whole{whole_transport()};
+  CHECK_THROWS_WITH_AS(hvd::Engine{whole}, doctest::Contains("Engine on rank 0 of 1: this transport lacks split"),
                        hvd::error);
 }

@@ -1,9 +1,15 @@
 // tests/transport.cpp: who is a transport, and how a buffer is cut into blocks.
+#include <support/require.hpp>
+
+#include <hvd/allreduce.hpp>
 #include <hvd/call.hpp>
+#include <hvd/launch.hpp>
 #include <hvd/transport.hpp>
+#include <hvd/transport/thread.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <string_view>
@@ -12,12 +18,13 @@
 
 namespace {
 
+using hvd::test::require;
+
 // The least that a program may bring.
 struct quiet {
   int rank() const { return 0; }
   int size() const { return 1; }
   void barrier() {}
-  quiet split(int /*color*/, int /*key*/) { return {}; }
 };
 struct letters : quiet {
   void send(const std::byte* /*data*/, std::size_t /*bytes*/, int /*peer*/) {}
@@ -38,10 +45,15 @@ struct windows : untyped {
     return std::vector<T>(n);
   }
 };
-struct no_split {
+struct no_barrier {
   int rank() const;
   int size() const;
-  void barrier();
+};
+struct splits : quiet {
+  splits split(int color, int key);
+};
+struct splits_into_another : quiet {
+  quiet split(int color, int key);
 };
 struct own_allreduce : quiet {
   bool native(const hvd::allreduce_call&) { return true; }
@@ -57,7 +69,8 @@ static_assert(hvd::timeline_name_of<letters> == "P2P" && hvd::timeline_name_of<o
 static_assert(hvd::Transport<quiet> && !hvd::PointToPoint<quiet> && !hvd::PeerMemory<quiet>);
 static_assert(hvd::Transport<letters> && hvd::PointToPoint<letters> && hvd::Bootstrap<letters>);
 static_assert(hvd::Transport<no_exchange> && !hvd::PointToPoint<no_exchange> && !hvd::Bootstrap<no_exchange>);
-static_assert(!hvd::Transport<no_split> && !hvd::Transport<int>);
+static_assert(!hvd::Transport<no_barrier> && !hvd::Transport<int>);
+static_assert(hvd::Splitting<splits> && !hvd::Splitting<quiet> && !hvd::Splitting<splits_into_another>);
 static_assert(!hvd::PeerMemory<untyped> && hvd::PeerMemory<windows>);
 static_assert(!hvd::Transport<const quiet>);  // a barrier changes it
 static_assert(hvd::Native<own_allreduce, hvd::allreduce_call> && !hvd::Native<own_allreduce, hvd::reduce_call> &&
@@ -89,7 +102,45 @@ void check_blocks(const hvd::partition& p, const std::vector<std::size_t>& count
   CHECK(p.max_bytes() == most * element_bytes);
 }
 
+/// A transport of a program's own, with the common memory of one of hvd's: it records what is allocated.
+class recording {
+ public:
+  explicit recording(hvd::ThreadTransport& over) : over_(over) {}
+  int rank() const { return over_.rank(); }
+  int size() const { return over_.size(); }
+  void barrier() { over_.barrier(); }
+  auto& peers() { return over_.peers(); }
+  template <class T>
+  auto alloc_shared(std::size_t n) {
+    allocated += n * sizeof(T);
+    return over_.template alloc_shared<T>(n);
+  }
+  std::size_t allocated = 0;
+
+ private:
+  hvd::ThreadTransport& over_;
+};
+static_assert(hvd::PeerMemory<recording> && !hvd::Splitting<recording> && !hvd::SendRecv<recording>);
+
 }  // namespace
+
+TEST_CASE("a transport of a program's own can have common memory") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    CHECK_NOTHROW(hvd::thread_run(ranks, [&](hvd::ThreadTransport& threads) {
+      recording comm(threads);
+      const int all = ranks * (ranks + 1) / 2;
+      std::vector<int> own(1001, comm.rank() + 1);
+      hvd::allreduce(comm, own);
+      require(own == std::vector<int>(1001, all), "staged: another sum");
+      auto shared = comm.alloc_shared<int>(50'000);
+      std::fill(shared.begin(), shared.end(), comm.rank() + 1);
+      hvd::allreduce(comm, shared, hvd::sum, hvd::direct{});
+      require(std::count(shared.begin(), shared.end(), all) == 50'000, "in common memory: another sum");
+      comm.barrier();
+      require(comm.allocated == 200'000, "not allocated by the program's own transport");
+    }));
+  }
+}
 
 TEST_CASE("equal blocks") {
   check_blocks(hvd::partition(1, 5, 4), {5}, 4);

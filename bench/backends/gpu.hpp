@@ -30,7 +30,7 @@ inline int gpu_of(int rank, int ranks_per_gpu) {
 /// NCCL 2.30 on; an older one refuses a GPU that two ranks of a host have, so each rank calls itself a host, and they
 /// talk over the loopback device.
 inline nccl_options take_gpu(int rank, int ranks_per_gpu) {
-  nccl_options o;
+  nccl_options o = nccl_options::from_environment();
   o.ranks_per_device = ranks_per_gpu;
   if (ranks_per_gpu != 1) {
     detail::get_nccl();

@@ -103,10 +103,18 @@ class any_transport_of final : private owned_transport<T>, public erased_transpo
   }
 
   [[nodiscard]] std::unique_ptr<any_transport_base> split_any(int color, int key) override {
-    return std::make_unique<any_transport_of>(this->comm_.split(color, key));
+    if constexpr (Splitting<T>) {
+      return std::make_unique<any_transport_of>(this->comm_.split(color, key));
+    } else {
+      this->refuse("split", on::lacks_split);
+    }
   }
   [[nodiscard]] shared_array<std::byte> alloc_shared(std::size_t bytes) override {
-    return this->comm_.template alloc_shared<std::byte>(bytes);
+    if constexpr (requires { this->comm_.template alloc_shared<std::byte>(bytes); }) {
+      return this->comm_.template alloc_shared<std::byte>(bytes);
+    } else {
+      this->refuse("alloc_shared", "alloc_shared");
+    }
   }
   [[nodiscard]] shared_array<std::byte> map_shared(int fd, std::size_t bytes) override {
     if constexpr (requires { this->comm_.template map_shared<std::byte>(fd, bytes); }) {
@@ -135,7 +143,7 @@ class any_transport_of final : private owned_transport<T>, public erased_transpo
     if constexpr (requires { this->comm_.abort(); }) this->comm_.abort();
   }
   [[nodiscard]] std::unique_ptr<message_channel> tagged_messages() override {
-    if constexpr (PeerMemory<T>) {
+    if constexpr (PeerMemory<T> && Splitting<T>) {
       return std::make_unique<tagged_messages_of<T>>(this->comm_.split(0, this->rank()));
     } else if constexpr (requires { this->comm_.tagged_messages(); }) {
       return this->comm_.tagged_messages();

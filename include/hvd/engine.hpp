@@ -25,8 +25,8 @@ template <class Control, class D = no_device>
 class Engine : public BasicEngine {
  public:
   /// Collective over the group of `comm`, which stays the caller's. Errors: those of `split`; unsupported over an MPI
-  /// that does not run at MPI_THREAD_MULTIPLE, and over an any_transport whose transport is not Probing; mismatch, on
-  /// all ranks, if their options differ.
+  /// that does not run at MPI_THREAD_MULTIPLE, and over an any_transport whose transport is not Probing or not
+  /// Splitting; mismatch, on all ranks, if their options differ.
   explicit Engine(Control& comm, engine_options opts = engine_options::from_environment())
     requires std::same_as<D, no_device>
       : BasicEngine(erase(comm).self(), std::move(opts), nullptr) {}

@@ -119,11 +119,16 @@ class erased_transport_on : public Base {
 
   void barrier() override { comm_.barrier(); }
   [[nodiscard]] std::unique_ptr<erased_transport> split(int color, int key) override {
-    return std::make_unique<erased_transport_of<T>>(comm_.split(color, key));
+    if constexpr (Splitting<T>) {
+      return std::make_unique<erased_transport_of<T>>(comm_.split(color, key));
+    } else {
+      refuse("split", lacks_split);
+    }
   }
   void require_engine() override {
     if constexpr (requires { T::require_threads(""); }) T::require_threads("Engine");
-    if constexpr (!Probing<T>) refuse("Engine");
+    if constexpr (!Probing<T>) refuse("Engine", lacks_probing);
+    if constexpr (!Splitting<T>) refuse("Engine", lacks_split);
   }
   [[nodiscard]] const char* activity(operation kind) const noexcept override { return activities_on<T>::name(kind); }
 
@@ -134,14 +139,14 @@ class erased_transport_on : public Base {
     if constexpr (PointToPoint<T>) {
       comm_.exchange(out, out_bytes, to, in, in_bytes, from);
     } else {
-      refuse("exchange");
+      refuse("exchange", lacks_probing);
     }
   }
   bool arrived(int peer) override {
     if constexpr (Probing<T>) {
       return comm_.arrived(peer);
     } else {
-      refuse("arrived");
+      refuse("arrived", lacks_probing);
     }
   }
   void check() override {
@@ -160,7 +165,7 @@ class erased_transport_on : public Base {
     if constexpr (waits_in_simulation) {
       comm_.await_arrival(peers);
     } else {
-      refuse("await_arrival");
+      refuse("await_arrival", lacks_probing);
     }
   }
 
@@ -189,10 +194,11 @@ class erased_transport_on : public Base {
  protected:
   static constexpr bool waits_in_simulation = requires(T& t) { t.await_arrival(std::span<const int>{}); };
 
-  [[noreturn]] void refuse(std::string_view what) const {
-    fail(error_kind::unsupported, {what, " on rank ", this->rank(), " of ", this->size(),
-                                   ": this transport lacks exchange, arrived or check (see Probing in "
-                                   "hvd/transport.hpp), which this needs"});
+  static constexpr std::string_view lacks_probing = "exchange, arrived or check (see Probing in hvd/transport.hpp)",
+                                    lacks_split = "split (see Splitting in hvd/transport.hpp)";
+  [[noreturn]] void refuse(std::string_view what, std::string_view lacking) const {
+    fail(error_kind::unsupported, {what, " on rank ", this->rank(), " of ", this->size(), ": this transport lacks ",
+                                   lacking, ", which this needs"});
   }
 
   T& comm_;
@@ -224,6 +230,7 @@ namespace hvd::inline HVD_ABI {
 
 /// The erased_transport, `erase(comm).self()`, on which an engine over `comm` is made; used during the call alone.
 template <Probing T>
+  requires Splitting<T>
 detail::erased_transport_on<T> erase(T& comm) {
   return detail::erased_transport_on<T>(comm);
 }

@@ -54,7 +54,8 @@ namespace hvd::inline HVD_ABI {
 /// `Local` may be an NcclTransport (hvd/gpu.hpp). Then buffers lie on GPUs, NCCL connects the GPUs of a host, and data
 /// for other hosts is copied to the host's memory and back. (NCCL alone can connect GPUs of several hosts; this is for
 /// networks that only the MPI can use.)
-template <Transport Local, PointToPoint Cross>
+template <Splitting Local, PointToPoint Cross>
+  requires Splitting<Cross>
 class Hierarchical {
  public:
   static constexpr std::string_view timeline_name = timeline_name_of<Cross>;

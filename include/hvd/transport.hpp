@@ -24,15 +24,20 @@ class peer_memory;
 /// transport is always one of at least one rank: its size() is 1, and its collectives need no other rank.
 inline constexpr int no_group = std::numeric_limits<int>::min();
 
-/// A connected group of ranks; it is the communicator. One thread at a time may use a transport. `split` is
-/// collective: ranks that give the same color form a new group, ordered by key and then by old rank. Ranks that give
-/// `no_group` share no group, also not with each other.
+/// A connected group of ranks; it is the communicator. One thread at a time may use a transport.
 template <class T>
-concept Transport = requires(T& t, int color, int key) {
+concept Transport = requires(T& t) {
   { t.rank() } -> std::convertible_to<int>;
   { t.size() } -> std::convertible_to<int>;
   t.barrier();
-  { t.split(color, key) };
+};
+
+/// A group of which ranks can make smaller ones, or another one of the same ranks, as an engine and Hierarchical do.
+/// `split` is collective: ranks that give the same color form a new group, ordered by key and then by old rank. Ranks
+/// that give `no_group` share no group, also not with each other.
+template <class T>
+concept Splitting = Transport<T> && requires(T& t, int color, int key) {
+  { t.split(color, key) } -> std::same_as<T>;
 };
 
 namespace detail {
@@ -108,10 +113,12 @@ concept Probing = PointToPoint<T> && requires(T& t, int peer) {
   t.check();
 };
 
-/// Ranks can load and store in each other's memory (staging windows, and buffers made by `alloc_shared`).
+/// Ranks can load and store in each other's memory (staging windows, and buffers made by `alloc_shared`). `peers()` is
+/// what the algorithms of a ShmTransport or ThreadTransport work on: a transport of your own that is made over one of
+/// these, to count or to record calls for example, returns the peers() of that one.
 template <class T>
 concept PeerMemory = Transport<T> && requires(T& t, std::size_t n) {
-  { t.peers() } -> std::same_as<detail::peer_memory&>;
+  { t.peers() } -> std::convertible_to<detail::peer_memory&>;
   t.template alloc_shared<float>(n);
 };
 

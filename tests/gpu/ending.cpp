@@ -60,7 +60,7 @@ TEST_CASE("the limit for the start is longer on GPUs") {
   // hvdrun sets the variable to the host's limit.
   for (const auto& [variable, seconds] : {std::pair{"30", 120.0}, {"200", 200.0}}) {
     ::setenv("HOROVOD_START_TIMEOUT", variable, 1);
-    CHECK(hvd::nccl_options{}.start_timeout.count() == seconds);
+    CHECK(hvd::nccl_options::from_environment().start_timeout.count() == seconds);
   }
   ::unsetenv("HOROVOD_START_TIMEOUT");
 }

@@ -33,7 +33,7 @@ class NcclOnDemand {
   using pending = detail::nccl_device::pending;
 
   /// `opts.device` is not used.
-  explicit NcclOnDemand(nccl_options opts = {}) : in_(std::make_unique<inner>(opts)) {}
+  explicit NcclOnDemand(nccl_options opts = nccl_options::from_environment()) : in_(std::make_unique<inner>(opts)) {}
 
   [[nodiscard]] int index() const noexcept { return in_->index.load(std::memory_order_acquire); }
 

@@ -9,7 +9,6 @@
 #include <hvd/pin/policies.hpp>
 #include <hvd/topology.hpp>
 
-#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
@@ -124,9 +123,9 @@ inline parsed_pin parse_pin(std::string_view text, std::string_view name = "pin"
 namespace detail {
 
 /// The policy in HVD_PIN; by_local_rank if it is not set or empty.
-inline parsed_pin pin_of_environment() {
-  const char* const text = std::getenv("HVD_PIN");
-  return text == nullptr || *text == '\0' ? parsed_pin{} : parse_pin(text, "HVD_PIN");
+inline parsed_pin pin_of_environment(const config::lookup& variable = variable_of_environment) {
+  const std::optional<std::string> text = variable("HVD_PIN");
+  return !text || text->empty() ? parsed_pin{} : parse_pin(*text, "HVD_PIN");
 }
 
 }  // namespace detail

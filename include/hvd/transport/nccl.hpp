@@ -55,7 +55,7 @@ class NcclTransport {
   /// not exist, several ranks on one GPU), mismatch (different versions of hvd or NCCL), timeout (ranks that do not
   /// connect), system (an error of NCCL). Cost: some 100 ms.
   template <Bootstrap Control>
-  explicit NcclTransport(Control& control, const options& opts = {})
+  explicit NcclTransport(Control& control, const options& opts = options::from_environment())
       : group_(detail::nccl_group::connect(control, opts)) {}
 
   NcclTransport(NcclTransport&&) noexcept = default;

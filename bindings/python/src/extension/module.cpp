@@ -232,7 +232,7 @@ void define_job(nb::module_& m) {
   });
   const auto released = nb::call_guard<released_gil>();
   nb::class_<hvd::nccl_options>(m, "NcclOptions")
-      .def(nb::init<>())
+      .def("__init__", [](hvd::nccl_options* o) { new (o) hvd::nccl_options(hvd::nccl_options::from_environment()); })
       .def_rw("min_ctas", &hvd::nccl_options::min_ctas)
       .def_rw("max_ctas", &hvd::nccl_options::max_ctas)
       .def_rw("network", &hvd::nccl_options::network)

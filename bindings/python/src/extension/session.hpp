@@ -47,7 +47,7 @@ class session {
 };
 
 struct session_options {
-  hvd::nccl_options nccl{};
+  hvd::nccl_options nccl = hvd::nccl_options::from_environment();
   std::shared_ptr<hvd::Timeline> records_in{};  ///< see hvd::engine_options
 };
 
