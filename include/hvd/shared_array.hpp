@@ -1,10 +1,14 @@
 // hvd/shared_array.hpp: an array in memory that all ranks of a group can reach.
 #pragma once
 
-#include <hvd/version.hpp>
+#include <hvd/error.hpp>
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <new>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -53,5 +57,25 @@ class shared_array {
   std::size_t size_ = 0;
   std::shared_ptr<void> owner_;
 };
+
+namespace detail {
+
+/// The same in private memory, for transports without common memory. `label`: of the group, for the error no_memory.
+template <class T>
+shared_array<T> private_array(std::size_t n, std::string_view label) {
+  if (n == 0) return {};
+  constexpr std::align_val_t page{4096};
+  const bool addressable = n <= std::size_t{PTRDIFF_MAX} / sizeof(T);
+  void* const memory = addressable ? ::operator new(n * sizeof(T), page, std::nothrow) : nullptr;
+  if (memory == nullptr) {
+    fail(error_kind::no_memory,
+         {"alloc_shared on ", label, ": no memory for ", n, " elements of ", sizeof(T), " bytes"});
+  }
+  std::shared_ptr<void> owner(memory, [](void* p) { ::operator delete(p, page); });
+  T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
+  return {data, n, std::move(owner)};
+}
+
+}  // namespace detail
 
 }  // namespace hvd::inline HVD_ABI

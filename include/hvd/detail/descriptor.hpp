@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 namespace hvd::inline HVD_ABI::detail {
@@ -20,15 +21,27 @@ inline constexpr int first_own_descriptor = 3;
 /// A new descriptor for the same open file, or -1 with errno.
 inline int duplicate_descriptor(int fd) noexcept { return ::fcntl(fd, F_DUPFD_CLOEXEC, first_own_descriptor); }
 
-/// open(2) with O_CLOEXEC: a descriptor, or -1 with errno.
-inline int open_descriptor(const char* path, int flags, mode_t mode = 0) noexcept {
-  const int fd = ::open(path, flags | O_CLOEXEC, mode);
+/// The descriptor that a system call returned, or another one for the same open file; -1 with errno.
+inline int above_standard_streams(int fd) noexcept {
   if (fd < 0 || fd >= first_own_descriptor) return fd;
   const int moved = duplicate_descriptor(fd);
   const int why = errno;
   ::close(fd);
   errno = why;
   return moved;
+}
+
+/// open(2) with O_CLOEXEC: a descriptor, or -1 with errno.
+inline int open_descriptor(const char* path, int flags, mode_t mode = 0) noexcept {
+  return above_standard_streams(::open(path, flags | O_CLOEXEC, mode));
+}
+
+/// socket(2) and accept(2), without blocking and with SOCK_CLOEXEC: a descriptor, or -1 with errno.
+inline int socket_descriptor(int family, int type) noexcept {
+  return above_standard_streams(::socket(family, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+inline int accept_descriptor(int listener) noexcept {
+  return above_standard_streams(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -60,6 +60,9 @@ inline constexpr int other_driver_yields = 50;
 inline constexpr pace mpi{};
 inline constexpr pace tagged{.yields = 255, .sleep = us(50)};
 
+/// A message over TCP, before poll(2): its system calls take about as long as a message in a data centre.
+inline constexpr pace tcp{.looks = 16};
+
 /// Work on a GPU, and NCCL, which connects ranks in threads of its own.
 inline constexpr pace gpu{.yields = 1000, .sleep = us(50)};
 /// A call of NCCL in another thread, with a check of the other ranks after each sleep.

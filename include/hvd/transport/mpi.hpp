@@ -17,9 +17,7 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -149,17 +147,7 @@ class MpiTransport {
   /// Errors: no_memory.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
-    if (n == 0) return {};
-    constexpr std::align_val_t page{4096};
-    const bool addressable = n <= std::size_t{PTRDIFF_MAX} / sizeof(T);
-    void* const memory = addressable ? ::operator new(n * sizeof(T), page, std::nothrow) : nullptr;
-    if (memory == nullptr) {
-      throw error(error_kind::no_memory, "alloc_shared on " + group_->label() + ": no memory for " + std::to_string(n) +
-                                             " elements of " + std::to_string(sizeof(T)) + " bytes");
-    }
-    std::shared_ptr<void> owner(memory, [](void* p) { ::operator delete(p, page); });
-    T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
-    return {data, n, std::move(owner)};
+    return detail::private_array<T>(n, group_->label());
   }
 
   /// Runs MPI's collective for the call, any of the nine. Returns false, on all ranks and with nothing sent, if MPI has

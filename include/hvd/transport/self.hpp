@@ -8,12 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <deque>
-#include <memory>
-#include <new>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,17 +67,7 @@ class SelfTransport {
   /// n elements, zero at first.
   template <class T>
   [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
-    if (n == 0) return {};
-    constexpr std::align_val_t page{4096};
-    const bool addressable = n <= std::size_t{PTRDIFF_MAX} / sizeof(T);
-    void* const memory = addressable ? ::operator new(n * sizeof(T), page, std::nothrow) : nullptr;
-    if (memory == nullptr) {
-      detail::fail(error_kind::no_memory,
-                   {"alloc_shared on rank 0 of 1: no memory for ", n, " elements of ", sizeof(T), " bytes"});
-    }
-    std::shared_ptr<void> owner(memory, [](void* p) { ::operator delete(p, page); });
-    T* const data = static_cast<T*>(std::memset(owner.get(), 0, n * sizeof(T)));
-    return {data, n, std::move(owner)};
+    return detail::private_array<T>(n, "rank 0 of 1");
   }
 
  private:

@@ -1,0 +1,327 @@
+// hvd/transport/tcp.hpp: ranks connected by TCP, on one host or on many, without an MPI.
+#pragma once
+
+#include <hvd/call.hpp>
+#include <hvd/detail/random_word.hpp>
+#include <hvd/detail/siphash.hpp>
+#include <hvd/error.hpp>
+#include <hvd/policy.hpp>
+#include <hvd/selection.hpp>
+#include <hvd/shared_array.hpp>
+#include <hvd/transport.hpp>
+#include <hvd/transport/tcp/group.hpp>
+#include <hvd/transport/tcp/meet.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI {
+
+/// Where rank 0 of a TcpTransport listens for the others, for a program that wants any free port: it makes this, tells
+/// the others `address()`, and gives it to rank 0's transport.
+class TcpListener {
+ public:
+  /// `address`: "HOST:PORT" of this host; port 0 is any free one. `secret`: see TcpTransport. Errors: invalid_argument,
+  /// system (the port is in use, no such host).
+  TcpListener(std::string_view address, std::string_view secret)
+      : door_(std::make_shared<detail::tcp_door>(detail::tcp_address(address), detail::key_of(secret))) {}
+
+  /// "10.0.0.1:40123". For a listener at "0.0.0.0" the address is that, and the port the one to tell.
+  [[nodiscard]] std::string address() const { return door_->address().text(); }
+
+ private:
+  friend class TcpTransport;
+  std::shared_ptr<detail::tcp_door> door_;
+};
+
+/// Ranks connected by TCP, each with each. It is slow inside a host: Hierarchical<ShmTransport, TcpTransport> uses it
+/// between hosts alone. Move-only; groups made by `split` may outlive it.
+///
+/// * Only processes that know the job's secret can connect (meet.hpp). What the ranks send is neither encrypted nor
+///   signed, as with an MPI, NCCL or Gloo: use it in a network that you trust.
+/// * A rank that ends without having left is noticed at once by all that wait, on every host, and named. A host that is
+///   gone is noticed by the kernel's probes, after some 8 s; a rank that is silent, at failure_policy::timeout.
+/// * Each group has a connection for each pair of its ranks; a rank of an engine on two levels has some 6 for each
+///   other rank.
+class TcpTransport {
+ public:
+  using options = failure_policy;
+  static constexpr std::string_view timeline_name = "TCP";  ///< see timeline_name_of
+
+  /// Connects `size` ranks; collective. Rank 0 listens at `address`, "HOST:PORT", and the others find it there; each
+  /// then listens on a port of its own, on the network by which it has reached rank 0. `secret` is the same text on all
+  /// ranks, and no other user's process may know it: 32 random hexadecimal digits, for example.
+  ///
+  /// Errors: invalid_argument (a rank out of range, an address without a port), system (the port is in use, no such
+  /// host), timeout (ranks that do not come within failure_policy::start_timeout), mismatch (another secret; ranks that
+  /// differ in their version of hvd or in the size, or two with one number: on all that have come). Cost: some
+  /// milliseconds.
+  TcpTransport(int rank, int size, std::string_view address, std::string_view secret,
+               const options& opts = options::from_environment())
+      : TcpTransport(join(rank, size, address, secret, nullptr, opts)) {}
+  /// As rank 0 of `size`, with a listener.
+  TcpTransport(TcpListener listener, int size, const options& opts = options::from_environment())
+      : TcpTransport(join(0, size, {}, {}, std::move(listener.door_), opts)) {}
+
+  TcpTransport(TcpTransport&&) noexcept = default;
+  TcpTransport& operator=(TcpTransport&&) noexcept = default;
+  TcpTransport(const TcpTransport&) = delete;
+  TcpTransport& operator=(const TcpTransport&) = delete;
+  ~TcpTransport() = default;
+
+  /// The rank of this process in the group, from 0; and the number of ranks.
+  [[nodiscard]] int rank() const noexcept { return group_->rank(); }
+  [[nodiscard]] int size() const noexcept { return group_->size(); }
+  /// No rank leaves before all have entered; log p messages. Errors: peer_lost, timeout, aborted.
+  void barrier() { group_->barrier("barrier"); }
+
+  /// Messages in bytes, as PointToPoint describes them, of any length; `hvd::send` and `hvd::recv` take buffers. A rank
+  /// may send to itself, which makes a copy. Errors: invalid_argument (no such rank, or a message to itself that was
+  /// never sent), peer_lost, timeout, aborted; of `recv` also mismatch, for a message of another length, which is
+  /// dropped.
+  void send(const std::byte* data, std::size_t bytes, int peer) {
+    group_->check_peer("send", peer);
+    group_->transfer("send", channel::user, data, bytes, peer, nullptr, 0, -1);
+  }
+  /// See `send`.
+  void recv(std::byte* data, std::size_t bytes, int peer) {
+    group_->check_peer("recv", peer);
+    group_->transfer("recv", channel::user, nullptr, 0, -1, data, bytes, peer);
+  }
+  /// Sends and receives at once, so that neither waits for the other. See `send`.
+  void exchange(const std::byte* out, std::size_t out_bytes, int to, std::byte* in, std::size_t in_bytes, int from) {
+    for (const int peer : {to, from}) group_->check_peer("exchange", peer);
+    group_->transfer("exchange", channel::user, out, out_bytes, to, in, in_bytes, from);
+  }
+
+  /// True if a message from `peer`, or its beginning, has arrived; a system call. Errors: invalid_argument if there is
+  /// no such rank; those that have ended the group.
+  [[nodiscard]] bool arrived(int peer) { return group_->arrived(peer); }
+  /// Throws peer_lost if any rank is lost or has left the group, and the reason if a rank has failed. See Probing.
+  void check() { group_->check(); }
+  /// The rank for which the thread of this rank currently waits, or -1; also in the first microseconds of a wait. Any
+  /// thread may call this, as long as the transport is neither moved nor destroyed.
+  [[nodiscard]] int waiting_for() const noexcept { return group_->waiting_for(); }
+
+  /// Changes failure_policy::timeout for later operations. For one call: hvd::within.
+  void set_timeout(options::seconds timeout) noexcept { group_->set_timeout(timeout); }
+  [[nodiscard]] options::seconds timeout() const noexcept { return group_->failure().timeout; }
+  /// Sets a callback that can end later waits.
+  void set_interruption(const interruption& by) noexcept { group_->set_interruption(by); }
+  /// Ends the group: this rank's waits end with an error of kind aborted, and so do those of the others as soon as this
+  /// one has noticed. Any thread may call this.
+  void abort() noexcept { group_->abort(); }
+
+  /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group. Errors:
+  /// those of `barrier`, and those of connecting. Cost: a connection to each other rank of the new group.
+  [[nodiscard]] TcpTransport split(int color, int key) {
+    struct wish {
+      int color, key, rank;
+      std::uint64_t number;
+    };
+    const auto wishes = group_->share("split", wish{color, key, rank(), detail::random_word()});
+    std::vector<wish> members;
+    for (const wish& w : wishes) {
+      if (detail::same_group(w.color, w.rank, color, rank())) members.push_back(w);
+    }
+    std::sort(members.begin(), members.end(),
+              [](const wish& a, const wish& b) { return std::tuple(a.key, a.rank) < std::tuple(b.key, b.rank); });
+    auto part = std::make_shared<place>();
+    part->door = place_->door;
+    int mine = 0;
+    for (const wish& w : members) {
+      if (w.rank == rank()) mine = static_cast<int>(part->addresses.size());
+      part->addresses.push_back(place_->addresses[static_cast<std::size_t>(w.rank)]);
+    }
+    std::vector<detail::tcp_peer> peers(members.size());
+    connect(*part, mine, members.front().number, peers, 0, "split on " + group_->label(),
+            detail::deadline_after(group_->failure().start_timeout));
+    return TcpTransport(std::move(part), mine, std::move(peers), group_->failure());
+  }
+
+  /// n elements of this rank, zero at first, in private memory. It exists so that programs run on every transport.
+  /// Errors: no_memory.
+  template <class T>
+  [[nodiscard]] shared_array<T> alloc_shared(std::size_t n) {
+    return detail::private_array<T>(n, group_->label());
+  }
+
+  /// The measured costs of this group and the user's choices, for `automatic`: see Selecting.
+  [[nodiscard]] selector& selection() noexcept { return selection_; }
+
+ private:
+  using channel = detail::tcp_header::channel;
+  using peers = std::vector<detail::tcp_peer>;
+
+  /// The way to the ranks of a group.
+  struct place {
+    std::shared_ptr<detail::tcp_door> door;
+    std::vector<detail::tcp_address> addresses;  // of their doors
+  };
+
+  TcpTransport(std::shared_ptr<place> at, int rank, peers connected, const options& opts)
+      : place_(std::move(at)), group_(std::make_unique<detail::tcp_group>(rank, std::move(connected), opts)) {}
+
+  /// Connects `mine` to the other ranks of a group, from rank `first` on: it knocks at the doors of those before it, and
+  /// then waits for the others, so that no two wait for each other.
+  static void connect(const place& at, int mine, std::uint64_t number, peers& connected, int first,
+                      const std::string& who, detail::tcp_clock::time_point until) {
+    const int size = static_cast<int>(at.addresses.size());
+    detail::tcp_introduction own;
+    own.group = number;
+    own.rank = mine;
+    own.size = size;
+    for (int q = first; q < mine; ++q) {
+      const auto to = static_cast<std::size_t>(q);
+      connected[to] = detail::tcp_peer(detail::knock(at.addresses[to], at.door->key(), own, who, until));
+    }
+    for (int missing = size - std::max(mine + 1, first); missing > 0; --missing) {
+      auto guest = at.door->next(number, until);
+      if (!guest) {
+        int q = std::max(mine + 1, first);
+        while (connected[static_cast<std::size_t>(q)].socket()) ++q;
+        detail::fail(error_kind::timeout, {who, ": rank ", q, " did not connect in time"}, q);
+      }
+      connected[static_cast<std::size_t>(guest->who.rank)] = detail::tcp_peer(std::move(guest->socket));
+    }
+  }
+
+  /// What rank 0 answers those who have come: the addresses of all, or what is wrong.
+  struct answer {
+    std::uint64_t number = 0;
+    std::array<char, 256> problem{};
+    error_kind kind{};
+  };
+  struct address_text {
+    std::array<char, 64> text{};
+  };
+
+  static TcpTransport join(int rank, int size, std::string_view address, std::string_view secret,
+                           std::shared_ptr<detail::tcp_door> door, const options& opts) {
+    if (size < 1 || rank < 0 || rank >= size) {
+      detail::fail(error_kind::invalid_argument,
+                   {"TcpTransport: rank ", rank, " of ", size, "; allowed: at least one rank, numbered from 0"});
+    }
+    detail::check_limit("failure_policy::timeout", opts.timeout);
+    const std::string who = detail::joined({"TcpTransport on rank ", rank, " of ", size});
+    auto at = std::make_shared<place>();
+    peers connected(static_cast<std::size_t>(size));
+    if (size == 1) {
+      at->addresses.resize(1);
+      return TcpTransport(std::move(at), 0, std::move(connected), opts);
+    }
+    const auto until = detail::deadline_after(opts.start_timeout);
+    const std::uint64_t number = rank == 0 ? receive(*at, size, address, secret, std::move(door), connected, until)
+                                           : visit(*at, rank, size, address, secret, connected, who, until);
+    if (rank != 0) connect(*at, rank, number, connected, 1, who, until);
+    return TcpTransport(std::move(at), rank, std::move(connected), opts);
+  }
+
+  /// Rank 0: waits for the others, and tells all of them where all are. Returns the number of the group.
+  static std::uint64_t receive(place& at, int size, std::string_view address, std::string_view secret,
+                               std::shared_ptr<detail::tcp_door> door, peers& connected,
+                               detail::tcp_clock::time_point until) {
+    at.door = door ? std::move(door)
+                   : std::make_shared<detail::tcp_door>(detail::tcp_address(address), detail::key_of(secret));
+    at.addresses.resize(connected.size());
+    std::vector<detail::tcp_socket> come(connected.size()), others;
+    answer said;
+    said.number = detail::random_word() | 1;  // 0 is that of the job
+    const auto problem = [&](error_kind kind, std::initializer_list<detail::piece> what) {
+      if (said.problem[0] != '\0') return;
+      detail::joined(what).copy(said.problem.data(), said.problem.size() - 1);
+      said.kind = kind;
+    };
+    for (int missing = size - 1; missing > 0 && said.problem[0] == '\0'; --missing) {
+      auto guest = at.door->next(0, until);
+      if (!guest) {
+        std::string who;
+        for (int q = 1; q != size; ++q) {
+          if (!come[static_cast<std::size_t>(q)]) who += (who.empty() ? "" : ", ") + std::to_string(q);
+        }
+        problem(error_kind::timeout, {"rank(s) ", who, " of ", size, " did not connect in time (HOROVOD_START_TIMEOUT)"});
+        break;
+      }
+      const detail::tcp_introduction& g = guest->who;
+      std::array<char, 24> own_version{};
+      version.copy(own_version.data(), own_version.size() - 1);
+      if (g.version != own_version) {
+        problem(error_kind::mismatch, {"ranks 0 and ", g.rank, " run different versions of hvd: ", version, " and ",
+                                       std::string(g.version.data(), ::strnlen(g.version.data(), g.version.size())),
+                                       "; build both from the same headers"});
+      } else if (g.size != size) {
+        problem(error_kind::mismatch, {"rank 0 is of ", size, " ranks and rank ", g.rank, " of ", g.size,
+                                       "; give all ranks the same number"});
+      } else if (g.rank < 1 || g.rank >= size || come[static_cast<std::size_t>(g.rank)]) {
+        problem(error_kind::mismatch, {"two processes claim rank ", g.rank, "; each rank needs its own number"});
+      } else {
+        const auto q = static_cast<std::size_t>(g.rank);
+        at.addresses[q] = detail::tcp_address::of(guest->socket.fd(), ::getpeername).with_port(g.port);
+        come[q] = std::move(guest->socket);
+        continue;
+      }
+      others.push_back(std::move(guest->socket));
+    }
+    std::vector<address_text> texts(connected.size());
+    for (std::size_t q = 1; q != texts.size(); ++q) at.addresses[q].text().copy(texts[q].text.data(), 63);
+    const auto soon = detail::tcp_clock::now() + std::chrono::seconds(5);
+    for (const auto* list : {&come, &others}) {
+      for (const detail::tcp_socket& s : *list) {
+        if (!s || !s.write_all(&said, sizeof said, soon) || said.problem[0] != '\0') continue;
+        static_cast<void>(s.write_all(texts.data(), texts.size() * sizeof texts.front(), soon));
+      }
+    }
+    if (said.problem[0] != '\0') detail::fail(said.kind, {"TcpTransport: ", said.problem.data()});
+    for (std::size_t q = 1; q != come.size(); ++q) connected[q] = detail::tcp_peer(std::move(come[q]));
+    return said.number;
+  }
+  /// Another rank: comes to rank 0, and learns where all are.
+  static std::uint64_t visit(place& at, int rank, int size, std::string_view address, std::string_view secret,
+                             peers& connected, const std::string& who, detail::tcp_clock::time_point until) {
+    const detail::tcp_address first(address);
+    const detail::secret_key key = detail::key_of(secret);
+    // Its door opens on the network by which rank 0 is reached, which is known once a socket has been connected.
+    detail::tcp_socket probe = detail::tcp_socket::open(first.family(), SOCK_DGRAM);
+    if (!probe || ::connect(probe.fd(), first.data(), first.length()) != 0) {
+      detail::fail(error_kind::system, {who, ": no way to ", first.text(), ": ", std::strerror(errno)});
+    }
+    at.door = std::make_shared<detail::tcp_door>(detail::tcp_address::of(probe.fd()).with_port(0), key);
+    detail::tcp_introduction own;
+    own.rank = rank;
+    own.size = size;
+    own.port = at.door->address().port();
+    detail::tcp_socket s = detail::knock(first, key, own, who, until);
+    // Rank 0 waits for others as long as this one does, and then says who is missing.
+    const auto patience = until == detail::tcp_clock::time_point::max() ? until : until + std::chrono::seconds(5);
+    answer said;
+    std::vector<address_text> texts(static_cast<std::size_t>(size));
+    const bool answered = s.read_all(&said, sizeof said, patience);
+    if (answered && said.problem[0] != '\0') detail::fail(said.kind, {"TcpTransport: ", said.problem.data()});
+    if (!answered || !s.read_all(texts.data(), texts.size() * sizeof texts.front(), patience)) {
+      detail::fail(errno == ETIMEDOUT ? error_kind::timeout : error_kind::peer_lost,
+                   {who, ": no answer from rank 0 at ", first.text(), ": ", detail::tcp_problem(errno)}, 0);
+    }
+    at.addresses.push_back(first);
+    for (std::size_t q = 1; q != texts.size(); ++q) at.addresses.emplace_back(texts[q].text.data());
+    connected[0] = detail::tcp_peer(std::move(s));
+    return said.number;
+  }
+
+  std::shared_ptr<place> place_;
+  std::unique_ptr<detail::tcp_group> group_;
+  selector selection_;
+};
+
+static_assert(Transport<TcpTransport> && Splitting<TcpTransport> && Probing<TcpTransport> && Selecting<TcpTransport> &&
+              !PeerMemory<TcpTransport>);
+
+}  // namespace hvd::inline HVD_ABI

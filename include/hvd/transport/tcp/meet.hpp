@@ -1,0 +1,189 @@
+// hvd/transport/tcp/meet.hpp: connections between processes that prove to each other that they know the job's secret.
+//
+// A process listens at its door. Who knocks sends a number, and the door answers with a number of its own and with a
+// code of both numbers under the secret (siphash.hpp). Then who knocks introduces itself, with such a code of the
+// numbers and of all that it says. Nothing is looked at before its code is right, and a door serves others while one
+// takes its time.
+#pragma once
+
+#include <hvd/detail/random_word.hpp>
+#include <hvd/detail/siphash.hpp>
+#include <hvd/error.hpp>
+#include <hvd/transport/tcp/socket.hpp>
+#include <hvd/version.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::inline HVD_ABI::detail {
+
+/// What a process says of itself at a door. The first two members are the same in all versions.
+struct tcp_introduction {
+  std::uint64_t code = 0;  ///< of the numbers and of all that follows
+  std::array<char, 24> version{};
+  std::uint64_t group = 0;  ///< the number of the group that it joins; 0 to find the others of a job
+  std::int32_t rank = 0, size = 0;
+  std::int32_t port = 0;  ///< of its own door
+  std::int32_t unused = 0;
+};
+struct tcp_hello {
+  std::array<char, 8> greeting{'h', 'v', 'd', ' ', 't', 'c', 'p', '1'};
+  std::uint64_t number = 0;
+};
+struct tcp_challenge {
+  std::uint64_t number = 0, code = 0;
+};
+
+inline std::uint64_t tcp_code(const secret_key& key, std::uint64_t who, std::uint64_t guest, std::uint64_t host,
+                              const tcp_introduction* said = nullptr) {
+  std::array<std::uint64_t, 3 + sizeof(tcp_introduction) / 8> words{who, guest, host};
+  if (said != nullptr) std::memcpy(words.data() + 3, &said->version, sizeof *said - sizeof said->code);
+  return siphash(key, std::as_bytes(std::span(words)));
+}
+
+/// A process that has come, and the address that it came from.
+struct tcp_guest {
+  tcp_socket socket;
+  tcp_introduction who;
+};
+
+/// A socket at which the other processes of a job knock. Any thread may use it.
+class tcp_door {
+ public:
+  /// Errors: system if it cannot listen there.
+  explicit tcp_door(const tcp_address& at, const secret_key& key) : key_(key), listener_(tcp_socket::open(at.family())) {
+    if (listener_.fd() >= 0) listener_.set(SOL_SOCKET, SO_REUSEADDR, 1);
+    if (listener_.fd() < 0 || ::bind(listener_.fd(), at.data(), at.length()) != 0 ||
+        ::listen(listener_.fd(), SOMAXCONN) != 0) {
+      fail(error_kind::system, {"cannot listen at ", at.text(), ": ", std::strerror(errno),
+                                errno == EADDRINUSE ? "; another program uses this port: choose another one" : ""});
+    }
+  }
+
+  [[nodiscard]] tcp_address address() const noexcept { return tcp_address::of(listener_.fd()); }
+  [[nodiscard]] const secret_key& key() const noexcept { return key_; }
+
+  /// The next process that has come to join a group; none until a time.
+  std::optional<tcp_guest> next(std::uint64_t group, tcp_clock::time_point until) {
+    for (;;) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (auto& come = arrived_[group]; !come.empty()) {
+          tcp_guest first = std::move(come.front());
+          come.pop_front();
+          return first;
+        } else {
+          arrived_.erase(group);
+        }
+        const auto now = tcp_clock::now();
+        if (now >= until || listener_.fd() < 0) return std::nullopt;
+        serve(std::min(until, now + turn));
+      }
+      ::sched_yield();  // another thread may wait for its group
+    }
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds turn{5}, patience{10'000};
+  static constexpr std::size_t most_greetings = 1024;
+
+  /// A process that has not yet proved that it knows the secret.
+  struct greeting {
+    tcp_socket socket;
+    tcp_clock::time_point since = tcp_clock::now();
+    tcp_hello hello{};
+    tcp_introduction said{};
+    std::size_t got = 0;
+    std::uint64_t number = 0;
+  };
+
+  void serve(tcp_clock::time_point until) {
+    std::vector<pollfd> ready{{listener_.fd(), POLLIN, 0}};
+    for (const greeting& g : greetings_) ready.push_back({g.socket.fd(), POLLIN, 0});
+    tcp_socket::poll_until(ready.data(), ready.size(), until);
+    auto g = greetings_.begin();
+    for (std::size_t i = 1; i != ready.size(); ++i) {
+      const bool keep = ready[i].revents == 0 ? tcp_clock::now() - g->since < patience : advance(*g);
+      g = keep ? std::next(g) : greetings_.erase(g);
+    }
+    if (ready.front().revents == 0) return;
+    while (tcp_socket come = tcp_socket::accept(listener_.fd())) {
+      if (greetings_.size() == most_greetings) greetings_.pop_front();
+      greetings_.push_back({std::move(come)});
+    }
+  }
+  /// Reads on; false if it has come to an end, good or bad.
+  bool advance(greeting& g) {
+    for (;;) {
+      const bool first = g.got < sizeof g.hello;
+      auto* const to = first ? reinterpret_cast<std::byte*>(&g.hello) + g.got
+                             : reinterpret_cast<std::byte*>(&g.said) + (g.got - sizeof g.hello);
+      const std::size_t end = sizeof g.hello + (first ? 0 : sizeof g.said);
+      const auto n = g.socket.read(to, end - g.got);
+      if (!n || *n == 0) return n.has_value();
+      g.got += *n;
+      if (g.got != end) continue;
+      if (!first) break;
+      if (g.hello.greeting != tcp_hello{}.greeting) return false;
+      g.number = random_word();
+      const tcp_challenge challenge{g.number, tcp_code(key_, 'd', g.hello.number, g.number)};
+      if (g.socket.write(&challenge, sizeof challenge) != sizeof challenge) return false;  // a new socket takes it at once
+    }
+    if (g.said.code != tcp_code(key_, 'k', g.hello.number, g.number, &g.said)) return false;
+    g.socket.prepare();
+    arrived_[g.said.group].push_back({std::move(g.socket), g.said});
+    return false;
+  }
+
+  const secret_key key_;
+  tcp_socket listener_;
+  std::mutex mutex_;
+  std::list<greeting> greetings_;
+  std::map<std::uint64_t, std::list<tcp_guest>> arrived_;
+};
+
+/// Knocks at a door until it opens. Errors: timeout; mismatch if who listens there does not know the secret.
+inline tcp_socket knock(const tcp_address& at, const secret_key& key, tcp_introduction mine, std::string_view who,
+                        tcp_clock::time_point until) {
+  std::copy_n(version.begin(), std::min(version.size(), mine.version.size() - 1), mine.version.begin());
+  int why = ETIMEDOUT;
+  for (backoff rest(paces::joining);; rest.step()) {
+    tcp_socket s = tcp_socket::open(at.family());
+    if (s.fd() < 0) fail(error_kind::system, {who, ": no socket: ", std::strerror(errno)});
+    tcp_hello hello;
+    hello.number = random_word();
+    tcp_challenge challenge;
+    if (::connect(s.fd(), at.data(), at.length()) != 0 && errno != EINPROGRESS) {
+      why = errno;
+    } else if (!s.write_all(&hello, sizeof hello, until) || !s.read_all(&challenge, sizeof challenge, until)) {
+      why = errno;
+    } else if (challenge.code != tcp_code(key, 'd', hello.number, challenge.number)) {
+      fail(error_kind::mismatch, {who, ": who listens at ", at.text(),
+                                  " does not know this job's secret; give all ranks the same secret and address"});
+    } else {
+      mine.code = tcp_code(key, 'k', hello.number, challenge.number, &mine);
+      if (s.write_all(&mine, sizeof mine, until)) {
+        s.prepare();
+        return s;
+      }
+      why = errno;
+    }
+    if (tcp_clock::now() >= until) {
+      fail(error_kind::timeout, {who, ": cannot connect to ", at.text(), ": ", tcp_problem(why)});
+    }
+  }
+}
+
+}  // namespace hvd::inline HVD_ABI::detail
