@@ -12,7 +12,9 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -54,6 +56,7 @@ struct on_tcp {
 }  // namespace tcp_tests
 
 using namespace tcp_tests;
+using namespace std::chrono_literals;
 
 TEST_CASE("TCP: every collective, 4 bytes an element") {
   conformance_collectives<on_tcp, std::int32_t, hvd::sum_t>(on_tcp::sizes, false);
@@ -108,10 +111,10 @@ TEST_CASE("TCP: a rank that is killed is named by all, at once") {
   const hvd::test::left_behind seen(4);
   static_cast<void>(hvd::fork_run(4, [&](hvd::ShmTransport& started) {
     TcpTransport comm = on_tcp::connect(started, long_deadline().failure);
-    comm.barrier();
-    if (comm.rank() == 2) std::raise(SIGKILL);
     const auto since = std::chrono::steady_clock::now();
     try {
+      comm.barrier();
+      if (comm.rank() == 2) std::raise(SIGKILL);
       std::vector<float> x(1 << 20);
       for (;;) hvd::allreduce(comm, x);
     } catch (const hvd::error& e) {
@@ -144,4 +147,153 @@ TEST_CASE("TCP: a rank that has left is no loss for those that do not need it") 
       require(e.kind() == hvd::error::peer_lost && e.rank() == 0, e.what());
     }
   });
+}
+
+namespace {
+
+/// A channel, and messages with memory of their own.
+class mail {
+ public:
+  struct letter {
+    std::vector<int> data;
+    std::shared_ptr<hvd::detail::tagged_message> what = std::make_shared<hvd::detail::tagged_message>();
+  };
+
+  explicit mail(TcpTransport& comm) : rank_(comm.rank()), channel_(comm.tagged_messages()) {}
+  letter send(std::size_t n, int to, int tag) { return post({content(n, rank_, tag)}, true, to, tag, 30s); }
+  letter recv(std::size_t n, int from, int tag, std::chrono::milliseconds limit = 30s) {
+    return post({std::vector<int>(n)}, false, from, tag, limit);
+  }
+  void finish(const letter& l) {
+    while (!l.what->done) {
+      if (!channel_->progress()) channel_->wait([] { return false; });
+    }
+  }
+  static std::vector<int> content(std::size_t n, int from, int tag) {
+    std::vector<int> v(n);
+    for (std::size_t i = 0; i != n; ++i) v[i] = static_cast<int>(i) * 7 + from * 31 + tag;
+    return v;
+  }
+
+ private:
+  letter post(letter l, bool sends, int peer, int tag, std::chrono::milliseconds limit) {
+    l.what->sends = sends;
+    l.what->data = reinterpret_cast<std::byte*>(l.data.data());
+    l.what->bytes = l.data.size() * sizeof(int);
+    l.what->peer = peer;
+    l.what->tag = tag;
+    l.what->deadline = hvd::detail::tagged_message::clock::now() + limit;
+    channel_->post(l.what);
+    return l;
+  }
+  int rank_;
+  std::unique_ptr<hvd::detail::message_channel> channel_;
+};
+
+}  // namespace
+
+TEST_CASE("TCP: tagged messages, in any order and of any length") {
+  on_tcp::run(3, [](TcpTransport& comm) {
+    mail m(comm);
+    const int next = (comm.rank() + 1) % 3, before = (comm.rank() + 2) % 3;
+    for (const std::size_t n : {std::size_t{0}, std::size_t{5}, std::size_t{1'000'000}}) {
+      const auto a = m.send(n, next, 1), b = m.send(n + 1, next, 2), c = m.send(n + 2, next, 1);
+      const auto of_2 = m.recv(n + 1, -1, 2), first = m.recv(n, before, 1), second = m.recv(n + 2, before, 1);
+      for (const auto* l : {&a, &b, &c, &of_2, &first, &second}) {
+        m.finish(*l);
+        require(!l->what->problem, "it failed");
+      }
+      require(of_2.data == mail::content(n + 1, before, 2) && of_2.what->source == before, "another one with tag 2");
+      require(first.data == mail::content(n, before, 1), "another first with tag 1");
+      require(second.data == mail::content(n + 2, before, 1), "another second with tag 1");
+      comm.barrier();
+    }
+  });
+}
+
+TEST_CASE("TCP: tagged messages of another length, and those that do not come in time") {
+  on_tcp::run(2, [](TcpTransport& comm) {
+    mail m(comm);
+    const int peer = 1 - comm.rank();
+    const auto late = m.recv(3, peer, 9, 50ms);
+    const auto out = m.send(100'000, peer, 4), in = m.recv(99'999, peer, 4);
+    for (const auto* l : {&late, &out, &in}) m.finish(*l);
+    require(late.what->problem && late.what->problem->kind() == hvd::error::timeout, "no timeout");
+    require(in.what->problem && in.what->problem->kind() == hvd::error::mismatch && in.what->problem->rank() == peer,
+            "no mismatch");
+    const auto after = m.send(10, peer, 4), good = m.recv(10, peer, 4);
+    for (const auto* l : {&after, &good}) m.finish(*l);
+    require(good.data == mail::content(10, peer, 4), "another message after one of another length");
+    comm.barrier();
+  });
+}
+
+TEST_CASE("TCP: tagged messages name a rank that is killed") {
+  const hvd::test::left_behind seen(3);
+  static_cast<void>(hvd::fork_run(3, [&](hvd::ShmTransport& started) {
+    TcpTransport comm = on_tcp::connect(started, long_deadline().failure);
+    mail m(comm);
+    comm.barrier();
+    if (comm.rank() == 1) std::raise(SIGKILL);
+    try {
+      m.finish(m.recv(10, 1, 0));
+    } catch (const hvd::error& e) {
+      seen[static_cast<std::size_t>(comm.rank())] = e.kind() == hvd::error::peer_lost && e.rank() == 1 ? 1 : 2;
+    }
+  }));
+  CHECK((seen[0] == 1 && seen[2] == 1));
+}
+
+TEST_CASE("TCP: who does not know the secret does not come in, and delays nobody") {
+  hvd::TcpListener listener("127.0.0.1:0", secret);
+  const std::string address = listener.address();
+  std::vector<hvd::detail::tcp_socket> strangers;  // one says nothing, one says something else
+  for (const std::string_view says : {std::string_view(), std::string_view("GET / HTTP/1.0\r\n\r\n")}) {
+    strangers.push_back(hvd::detail::tcp_socket::open(AF_INET));
+    const hvd::detail::tcp_address at(address);
+    ::connect(strangers.back().fd(), at.data(), at.length());
+    CHECK(strangers.back().write_all(says.data(), says.size(), hvd::detail::tcp_clock::now() + 1s));
+  }
+  const auto since = std::chrono::steady_clock::now();
+  std::thread first([&] { CHECK(TcpTransport(std::move(listener), 2, {.start_timeout = 20s}).size() == 2); });
+  CHECK_THROWS_WITH_AS(TcpTransport(1, 2, address, "another secret", {.start_timeout = 5s}),
+                       doctest::Contains("does not know this job's secret"), hvd::error);
+  CHECK(TcpTransport(1, 2, address, secret, {.start_timeout = 20s}).size() == 2);
+  first.join();
+  CHECK(std::chrono::steady_clock::now() - since < 5s);
+}
+
+TEST_CASE("TCP: all that come learn what is wrong at the start") {
+  const auto complaint = [](const auto& f) {
+    try {
+      f();
+    } catch (const hvd::error& e) {
+      return doctest::String((std::string(name(e.kind())) + ": " + e.what()).c_str());
+    }
+    return doctest::String("no error");
+  };
+  const auto both = [&](int own_size, int size, int rank, std::string_view wanted) {
+    hvd::TcpListener listener("127.0.0.1:0", secret);
+    const std::string address = listener.address();
+    std::thread other([&] {
+      CHECK(complaint([&] { TcpTransport(rank, size, address, secret, {.start_timeout = 1s}); }) ==
+            doctest::Contains(std::string(wanted).c_str()));
+    });
+    CHECK(complaint([&] { TcpTransport(std::move(listener), own_size, {.start_timeout = 500ms}); }) ==
+          doctest::Contains(std::string(wanted).c_str()));
+    other.join();
+  };
+  both(2, 3, 1, "mismatch: hvd: TcpTransport: rank 0 is of 2 ranks and rank 1 of 3; give all ranks the same number");
+  both(3, 3, 1, "timeout: hvd: TcpTransport: rank(s) 2 of 3 did not connect in time (HOROVOD_START_TIMEOUT)");
+  hvd::TcpListener listener("127.0.0.1:0", secret);
+  const std::string address = listener.address();
+  const auto twice = [&] {
+    CHECK(complaint([&] { TcpTransport(1, 3, address, secret, {.start_timeout = 1s}); }) !=
+          doctest::Contains("no error"));
+  };
+  std::thread first(twice), second(twice);
+  CHECK(complaint([&] { TcpTransport(std::move(listener), 3, {.start_timeout = 1s}); }) ==
+        "mismatch: hvd: TcpTransport: two processes claim rank 1; each rank needs its own number");
+  first.join();
+  second.join();
 }

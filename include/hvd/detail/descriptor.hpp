@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -43,5 +44,7 @@ inline int socket_descriptor(int family, int type) noexcept {
 inline int accept_descriptor(int listener) noexcept {
   return above_standard_streams(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
+/// eventfd(2), without blocking: one thread writes to it, and another one's poll(2) ends.
+inline int event_descriptor() noexcept { return above_standard_streams(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 
 }  // namespace hvd::inline HVD_ABI::detail

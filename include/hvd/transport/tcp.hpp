@@ -11,6 +11,7 @@
 #include <hvd/transport.hpp>
 #include <hvd/transport/tcp/group.hpp>
 #include <hvd/transport/tcp/meet.hpp>
+#include <hvd/transport/tcp/tagged_messages.hpp>
 
 #include <algorithm>
 #include <array>
@@ -146,6 +147,13 @@ class TcpTransport {
     connect(*part, mine, members.front().number, peers, 0, "split on " + group_->label(),
             detail::deadline_after(group_->failure().start_timeout));
     return TcpTransport(std::move(part), mine, std::move(peers), group_->failure());
+  }
+
+  /// A channel for many messages at once between the ranks of this group, with connections of its own; collective.
+  /// Errors: those of `split`.
+  [[nodiscard]] std::unique_ptr<detail::message_channel> tagged_messages() {
+    TcpTransport own = split(0, rank());
+    return std::make_unique<detail::tcp_messages>(own.group_->take_peers(), group_->label());
   }
 
   /// n elements of this rank, zero at first, in private memory. It exists so that programs run on every transport.

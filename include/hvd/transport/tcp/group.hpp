@@ -21,6 +21,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -106,6 +107,18 @@ class tcp_peer {
   std::size_t begin_ = 0, end_ = 0;
 };
 
+/// Before connections are closed: a close cuts off what the kernel has not yet sent, if something unread has come.
+inline void finish_sending(std::span<const tcp_peer> peers, std::chrono::milliseconds limit) noexcept {
+  for (const tcp_peer& p : peers) {
+    if (p.socket()) ::shutdown(p.socket().fd(), SHUT_WR);
+  }
+  const auto until = tcp_clock::now() + limit;
+  for (const tcp_peer& p : peers) {
+    if (!p.socket() || p.ended) continue;
+    wait_until(until, paces::other_process, [&] { return p.socket().unsent() == 0; });
+  }
+}
+
 class tcp_group {
  public:
   using channel = tcp_header::channel;
@@ -128,6 +141,8 @@ class tcp_group {
   /// The rank for which `transfer` waits, or -1. Any thread.
   [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
   void abort() noexcept { aborted_.store(true); }
+  /// The connections, for another use; this has none then.
+  [[nodiscard]] std::vector<tcp_peer> take_peers() noexcept { return std::exchange(peers_, {}); }
 
   /// Errors: invalid_argument if there is no such rank.
   void check_peer(std::string_view operation, int peer) const {
@@ -308,7 +323,7 @@ class tcp_group {
     for (;;) {
       const int peer = i.complete ? o.to : i.from;
       waiting_for_.store(peer, std::memory_order_relaxed);
-      watch(o.complete() ? -1 : o.to, i.complete ? -1 : i.from, std::min(until, tcp_clock::now() + look_every));
+      watch(o.complete() ? -1 : o.to, i.complete ? -1 : i.from, std::min(until, tcp_clock::now() + failure_.look_every));
       if (step(o, i)) return;
       if (interruption_ || aborted_.load()) end(error_kind::aborted, rank_, {"this rank has given up"});
       if (tcp_clock::now() < until) continue;
@@ -379,21 +394,12 @@ class tcp_group {
       if (p.socket() && !p.writing) static_cast<void>(p.socket().write(&last, sizeof last));
     }
   }
-  /// A close would cut off what the kernel has not yet sent, if something unread has come: so this waits a little.
   void leave() noexcept {
     if (!failed_) {
       say(aborted_.load() ? tcp_header::failure(error_kind::aborted, rank_) : tcp_header(channel::left, 0));
     }
-    for (tcp_peer& p : peers_) {
-      if (p.socket()) ::shutdown(p.socket().fd(), SHUT_WR);
-    }
-    const auto until = tcp_clock::now() + (failed_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000));
-    for (tcp_peer& p : peers_) {
-      while (p.socket() && !p.ended && p.socket().unsent() > 0 && tcp_clock::now() < until) nap(look_every);
-    }
+    finish_sending(peers_, failed_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000));
   }
-
-  static constexpr std::chrono::microseconds look_every{1000};
 
   const int rank_;
   std::vector<tcp_peer> peers_;

@@ -163,9 +163,12 @@ class tcp_socket {
       return write(static_cast<const std::byte*>(from) + done, bytes - done);
     });
   }
-  /// The number of bytes that the other host has not yet received.
+  /// The number of bytes that the other host has yet to receive; 0 after an error.
   [[nodiscard]] int unsent() const noexcept {
+    tcp_info state{};
+    socklen_t length = sizeof state;
     int n = 0;
+    if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &state, &length) != 0 || state.tcpi_state == TCP_CLOSE) return 0;
     return ::ioctl(fd(), TIOCOUTQ, &n) == 0 ? n : 0;
   }
 
