@@ -119,8 +119,7 @@ TEST_CASE("TCP: a rank that is killed is named by all, at once") {
       for (;;) hvd::allreduce(comm, x);
     } catch (const hvd::error& e) {
       const bool quick = std::chrono::steady_clock::now() - since < std::chrono::seconds(10);
-      seen[static_cast<std::size_t>(comm.rank())] =
-          e.kind() == hvd::error::peer_lost && e.rank() == 2 && quick ? 1 : 2;
+      seen[static_cast<std::size_t>(comm.rank())] = e.kind() == hvd::error::peer_lost && e.rank() == 2 && quick ? 1 : 2;
       if (e.rank() != 2) std::fprintf(stderr, "%s\n", e.what());
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
     }

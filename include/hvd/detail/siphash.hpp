@@ -1,4 +1,4 @@
-// hvd/detail/siphash.hpp: a code of 64 bits by which whoever knows a secret key proves that it wrote some bytes.
+// hvd/detail/siphash.hpp: a code of 64 bits that proves that its writer knows a secret key.
 #pragma once
 
 #include <hvd/version.hpp>
@@ -15,7 +15,8 @@ namespace hvd::inline HVD_ABI::detail {
 
 using secret_key = std::array<std::uint64_t, 2>;
 
-/// SipHash-2-4. (J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", 2012.) Little-endian machines only.
+/// SipHash-2-4. (J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", 2012.) Little-endian machines
+/// only.
 inline std::uint64_t siphash(const secret_key& key, std::span<const std::byte> bytes) noexcept {
   static_assert(std::endian::native == std::endian::little);
   std::uint64_t a = key[0] ^ 0x736f6d6570736575ULL, b = key[1] ^ 0x646f72616e646f6dULL;

@@ -34,14 +34,14 @@ class TcpListener {
   /// `address`: "HOST:PORT" of this host; port 0 is any free one. `secret`: see TcpTransport. Errors: invalid_argument,
   /// system (the port is in use, no such host).
   TcpListener(std::string_view address, std::string_view secret)
-      : door_(std::make_shared<detail::tcp_door>(detail::tcp_address(address), detail::key_of(secret))) {}
+      : listener_(std::make_shared<detail::tcp_listener>(detail::tcp_address(address), detail::key_of(secret))) {}
 
   /// "10.0.0.1:40123". For a listener at "0.0.0.0" the address is that, and the port the one to tell.
-  [[nodiscard]] std::string address() const { return door_->address().text(); }
+  [[nodiscard]] std::string address() const { return listener_->address().text(); }
 
  private:
   friend class TcpTransport;
-  std::shared_ptr<detail::tcp_door> door_;
+  std::shared_ptr<detail::tcp_listener> listener_;
 };
 
 /// Ranks connected by TCP, each with each. It is slow inside a host: Hierarchical<ShmTransport, TcpTransport> uses it
@@ -71,7 +71,7 @@ class TcpTransport {
       : TcpTransport(join(rank, size, address, secret, nullptr, opts)) {}
   /// As rank 0 of `size`, with a listener.
   TcpTransport(TcpListener listener, int size, const options& opts = options::from_environment())
-      : TcpTransport(join(0, size, {}, {}, std::move(listener.door_), opts)) {}
+      : TcpTransport(join(0, size, {}, {}, std::move(listener.listener_), opts)) {}
 
   TcpTransport(TcpTransport&&) noexcept = default;
   TcpTransport& operator=(TcpTransport&&) noexcept = default;
@@ -136,12 +136,12 @@ class TcpTransport {
     }
     std::sort(members.begin(), members.end(),
               [](const wish& a, const wish& b) { return std::tuple(a.key, a.rank) < std::tuple(b.key, b.rank); });
-    auto part = std::make_shared<place>();
-    part->door = place_->door;
+    auto part = std::make_shared<members>();
+    part->listener = members_->listener;
     int mine = 0;
     for (const wish& w : members) {
       if (w.rank == rank()) mine = static_cast<int>(part->addresses.size());
-      part->addresses.push_back(place_->addresses[static_cast<std::size_t>(w.rank)]);
+      part->addresses.push_back(members_->addresses[static_cast<std::size_t>(w.rank)]);
     }
     std::vector<detail::tcp_peer> peers(members.size());
     connect(*part, mine, members.front().number, peers, 0, "split on " + group_->label(),
@@ -171,17 +171,17 @@ class TcpTransport {
   using peers = std::vector<detail::tcp_peer>;
 
   /// The way to the ranks of a group.
-  struct place {
-    std::shared_ptr<detail::tcp_door> door;
-    std::vector<detail::tcp_address> addresses;  // of their doors
+  struct members {
+    std::shared_ptr<detail::tcp_listener> listener;
+    std::vector<detail::tcp_address> addresses;  // of their listeners
   };
 
-  TcpTransport(std::shared_ptr<place> at, int rank, peers connected, const options& opts)
-      : place_(std::move(at)), group_(std::make_unique<detail::tcp_group>(rank, std::move(connected), opts)) {}
+  TcpTransport(std::shared_ptr<members> at, int rank, peers connected, const options& opts)
+      : members_(std::move(at)), group_(std::make_unique<detail::tcp_group>(rank, std::move(connected), opts)) {}
 
-  /// Connects `mine` to the other ranks of a group, from rank `first` on: it knocks at the doors of those before it, and
-  /// then waits for the others, so that no two wait for each other.
-  static void connect(const place& at, int mine, std::uint64_t number, peers& connected, int first,
+  /// Connects `mine` to the other ranks of a group, from rank `first` on: first to those before it, then it accepts the
+  /// others, so that no two wait for each other.
+  static void connect(const members& at, int mine, std::uint64_t number, peers& connected, int first,
                       const std::string& who, detail::tcp_clock::time_point until) {
     const int size = static_cast<int>(at.addresses.size());
     detail::tcp_introduction own;
@@ -190,20 +190,20 @@ class TcpTransport {
     own.size = size;
     for (int q = first; q < mine; ++q) {
       const auto to = static_cast<std::size_t>(q);
-      connected[to] = detail::tcp_peer(detail::knock(at.addresses[to], at.door->key(), own, who, until));
+      connected[to] = detail::tcp_peer(detail::tcp_connect(at.addresses[to], at.listener->key(), own, who, until));
     }
     for (int missing = size - std::max(mine + 1, first); missing > 0; --missing) {
-      auto guest = at.door->next(number, until);
-      if (!guest) {
+      auto arrival = at.listener->next(number, until);
+      if (!arrival) {
         int q = std::max(mine + 1, first);
         while (connected[static_cast<std::size_t>(q)].socket()) ++q;
         detail::fail(error_kind::timeout, {who, ": rank ", q, " did not connect in time"}, q);
       }
-      connected[static_cast<std::size_t>(guest->who.rank)] = detail::tcp_peer(std::move(guest->socket));
+      connected[static_cast<std::size_t>(arrival->who.rank)] = detail::tcp_peer(std::move(arrival->socket));
     }
   }
 
-  /// What rank 0 answers those who have come: the addresses of all, or what is wrong.
+  /// The answer of rank 0 to those that have come: the addresses of all follow, or what is wrong.
   struct answer {
     std::uint64_t number = 0;
     std::array<char, 256> problem{};
@@ -214,32 +214,34 @@ class TcpTransport {
   };
 
   static TcpTransport join(int rank, int size, std::string_view address, std::string_view secret,
-                           std::shared_ptr<detail::tcp_door> door, const options& opts) {
+                           std::shared_ptr<detail::tcp_listener> listener, const options& opts) {
     if (size < 1 || rank < 0 || rank >= size) {
       detail::fail(error_kind::invalid_argument,
                    {"TcpTransport: rank ", rank, " of ", size, "; allowed: at least one rank, numbered from 0"});
     }
     detail::check_limit("failure_policy::timeout", opts.timeout);
     const std::string who = detail::joined({"TcpTransport on rank ", rank, " of ", size});
-    auto at = std::make_shared<place>();
+    auto at = std::make_shared<members>();
     peers connected(static_cast<std::size_t>(size));
     if (size == 1) {
       at->addresses.resize(1);
       return TcpTransport(std::move(at), 0, std::move(connected), opts);
     }
     const auto until = detail::deadline_after(opts.start_timeout);
-    const std::uint64_t number = rank == 0 ? receive(*at, size, address, secret, std::move(door), connected, until)
-                                           : visit(*at, rank, size, address, secret, connected, who, until);
+    const std::uint64_t number = rank == 0
+                                     ? accept_all(*at, size, address, secret, std::move(listener), connected, until)
+                                     : introduce(*at, rank, size, address, secret, connected, who, until);
     if (rank != 0) connect(*at, rank, number, connected, 1, who, until);
     return TcpTransport(std::move(at), rank, std::move(connected), opts);
   }
 
-  /// Rank 0: waits for the others, and tells all of them where all are. Returns the number of the group.
-  static std::uint64_t receive(place& at, int size, std::string_view address, std::string_view secret,
-                               std::shared_ptr<detail::tcp_door> door, peers& connected,
-                               detail::tcp_clock::time_point until) {
-    at.door = door ? std::move(door)
-                   : std::make_shared<detail::tcp_door>(detail::tcp_address(address), detail::key_of(secret));
+  /// Rank 0: waits for the others, and sends all of them the addresses. Returns the number of the group.
+  static std::uint64_t accept_all(members& at, int size, std::string_view address, std::string_view secret,
+                                  std::shared_ptr<detail::tcp_listener> listener, peers& connected,
+                                  detail::tcp_clock::time_point until) {
+    at.listener = listener
+                      ? std::move(listener)
+                      : std::make_shared<detail::tcp_listener>(detail::tcp_address(address), detail::key_of(secret));
     at.addresses.resize(connected.size());
     std::vector<detail::tcp_socket> come(connected.size()), others;
     answer said;
@@ -250,16 +252,17 @@ class TcpTransport {
       said.kind = kind;
     };
     for (int missing = size - 1; missing > 0 && said.problem[0] == '\0'; --missing) {
-      auto guest = at.door->next(0, until);
-      if (!guest) {
+      auto arrival = at.listener->next(0, until);
+      if (!arrival) {
         std::string who;
         for (int q = 1; q != size; ++q) {
           if (!come[static_cast<std::size_t>(q)]) who += (who.empty() ? "" : ", ") + std::to_string(q);
         }
-        problem(error_kind::timeout, {"rank(s) ", who, " of ", size, " did not connect in time (HOROVOD_START_TIMEOUT)"});
+        problem(error_kind::timeout,
+                {"rank(s) ", who, " of ", size, " did not connect in time (HOROVOD_START_TIMEOUT)"});
         break;
       }
-      const detail::tcp_introduction& g = guest->who;
+      const detail::tcp_introduction& g = arrival->who;
       std::array<char, 24> own_version{};
       version.copy(own_version.data(), own_version.size() - 1);
       if (g.version != own_version) {
@@ -273,11 +276,11 @@ class TcpTransport {
         problem(error_kind::mismatch, {"two processes claim rank ", g.rank, "; each rank needs its own number"});
       } else {
         const auto q = static_cast<std::size_t>(g.rank);
-        at.addresses[q] = detail::tcp_address::of(guest->socket.fd(), ::getpeername).with_port(g.port);
-        come[q] = std::move(guest->socket);
+        at.addresses[q] = detail::tcp_address::of(arrival->socket.fd(), ::getpeername).with_port(g.port);
+        come[q] = std::move(arrival->socket);
         continue;
       }
-      others.push_back(std::move(guest->socket));
+      others.push_back(std::move(arrival->socket));
     }
     std::vector<address_text> texts(connected.size());
     for (std::size_t q = 1; q != texts.size(); ++q) at.addresses[q].text().copy(texts[q].text.data(), 63);
@@ -292,39 +295,39 @@ class TcpTransport {
     for (std::size_t q = 1; q != come.size(); ++q) connected[q] = detail::tcp_peer(std::move(come[q]));
     return said.number;
   }
-  /// Another rank: comes to rank 0, and learns where all are.
-  static std::uint64_t visit(place& at, int rank, int size, std::string_view address, std::string_view secret,
-                             peers& connected, const std::string& who, detail::tcp_clock::time_point until) {
+  /// Another rank: connects to rank 0, and gets the addresses.
+  static std::uint64_t introduce(members& at, int rank, int size, std::string_view address, std::string_view secret,
+                                 peers& connected, const std::string& who, detail::tcp_clock::time_point until) {
     const detail::tcp_address first(address);
     const detail::secret_key key = detail::key_of(secret);
-    // Its door opens on the network by which rank 0 is reached, which is known once a socket has been connected.
+    // Its listener is on the network by which rank 0 is reached, which a connected socket tells.
     detail::tcp_socket probe = detail::tcp_socket::open(first.family(), SOCK_DGRAM);
     if (!probe || ::connect(probe.fd(), first.data(), first.length()) != 0) {
       detail::fail(error_kind::system, {who, ": no way to ", first.text(), ": ", std::strerror(errno)});
     }
-    at.door = std::make_shared<detail::tcp_door>(detail::tcp_address::of(probe.fd()).with_port(0), key);
+    at.listener = std::make_shared<detail::tcp_listener>(detail::tcp_address::of(probe.fd()).with_port(0), key);
     detail::tcp_introduction own;
     own.rank = rank;
     own.size = size;
-    own.port = at.door->address().port();
-    detail::tcp_socket s = detail::knock(first, key, own, who, until);
+    own.port = at.listener->address().port();
+    detail::tcp_socket s = detail::tcp_connect(first, key, own, who, until);
     // Rank 0 waits for others as long as this one does, and then says who is missing.
-    const auto patience = until == detail::tcp_clock::time_point::max() ? until : until + std::chrono::seconds(5);
+    const auto answer_until = until == detail::tcp_clock::time_point::max() ? until : until + std::chrono::seconds(5);
     answer said;
     std::vector<address_text> texts(static_cast<std::size_t>(size));
-    const bool answered = s.read_all(&said, sizeof said, patience);
+    const bool answered = s.read_all(&said, sizeof said, answer_until);
     if (answered && said.problem[0] != '\0') detail::fail(said.kind, {"TcpTransport: ", said.problem.data()});
-    if (!answered || !s.read_all(texts.data(), texts.size() * sizeof texts.front(), patience)) {
+    if (!answered || !s.read_all(texts.data(), texts.size() * sizeof texts.front(), answer_until)) {
       detail::fail(errno == ETIMEDOUT ? error_kind::timeout : error_kind::peer_lost,
                    {who, ": no answer from rank 0 at ", first.text(), ": ", detail::tcp_problem(errno)}, 0);
     }
     at.addresses.push_back(first);
-    for (std::size_t q = 1; q != texts.size(); ++q) at.addresses.emplace_back(texts[q].text.data());
+    for (std::size_t q = 1; q != texts.size(); ++q) at.addresses.emmembers_back(texts[q].text.data());
     connected[0] = detail::tcp_peer(std::move(s));
     return said.number;
   }
 
-  std::shared_ptr<place> place_;
+  std::shared_ptr<members> members_;
   std::unique_ptr<detail::tcp_group> group_;
   selector selection_;
 };

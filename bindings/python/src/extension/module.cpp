@@ -15,6 +15,7 @@
 #include "pinning.hpp"
 #include "session.hpp"
 #include "streams.hpp"
+#include "tcp.hpp"
 #include "xla.hpp"
 
 #include <hvd/config.hpp>
@@ -266,6 +267,7 @@ NB_MODULE(_core, m) {
   hvd_python::define_handle(m);
   hvd_python::define_job(m);
   hvd_python::define_group(m);
+  hvd_python::define_tcp(m);
   hvd_python::define_device_group(m);
   hvd_python::define_pinning(m);
   hvd_python::define_xla(m);

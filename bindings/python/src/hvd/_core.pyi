@@ -237,7 +237,26 @@ class DeviceGroup:
 def group_alone() -> Group: ...
 def group_shm(name: str, rank: int, size: int, timeout: float, check: bool, /) -> Group: ...
 def group_over(connection: object, /) -> Group:
-    """The group of ranks that ``_core_mpi.connect_group`` has connected, which are then used up."""
+    """The group of ranks that ``_core_mpi.connect_group``, ``accept_tcp`` or ``connect_tcp`` has connected, which are
+    then used up.
+    """
+
+class TcpListener:
+    """Where rank 0 waits for the others: see hvd::TcpListener. ``address``: "HOST:PORT", port 0 for any free one."""
+
+    def __init__(self, address: str, secret: str, /) -> None: ...
+    @property
+    def address(self) -> str: ...
+
+def accept_tcp(listener: TcpListener, size: int, timeout: float, start_timeout: float, check: bool, /) -> object:
+    """Connects the ranks by TCP between hosts, and by shared memory within each, as rank 0. ``timeout``,
+    ``start_timeout``: in seconds; ``check``: ranks compare their calls. See hvd::TcpTransport for the errors.
+    """
+
+def connect_tcp(
+    rank: int, size: int, address: str, secret: str, timeout: float, start_timeout: float, check: bool, /
+) -> object:
+    """The same as another rank."""
 
 def next_group_callback() -> Callable[[], object]: ...
 def mark_group_step(samples: int, /) -> None: ...

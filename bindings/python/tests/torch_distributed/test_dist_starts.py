@@ -203,11 +203,9 @@ def on_two_hosts_without_mpi(script: Path, tmp_path: Path, **more: str) -> list[
 
 
 def test_hosts_without_an_mpi(script: Path, tmp_path: Path) -> None:
-    """Both ranks say what is needed."""
-    for code, _, text in on_two_hosts_without_mpi(script, tmp_path):
-        assert code != 0
-        assert "OnSeveralHosts: hvd: the 2 ranks of this group are on several hosts" in text, text
-        assert "start the ranks with hvdrun -H or mpiexec" in text or "built without MPI" in text, text
+    for code, output, text in on_two_hosts_without_mpi(script, tmp_path):
+        assert code == 0, text
+        assert output == "done on 2 hosts\n"
 
 
 AS_GLOO = """
@@ -242,17 +240,12 @@ def test_a_program_that_asks_for_gloo(asked_for: str, tmp_path: Path) -> None:
     assert lines == ["gloo by hvd"] * 3 or (not asked_for and lines == ["nccl by torch"] * 3)
 
 
-def test_ranks_that_hvd_cannot_connect_use_gloo(tmp_path: Path) -> None:
+def test_a_program_that_asks_for_gloo_on_two_hosts(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(AS_GLOO)
-    found = on_two_hosts_without_mpi(script, tmp_path, HVD_AS="gloo", ASKED_FOR="gloo")
-    for code, output, text in found:
-        # PyTorch's Gloo sometimes aborts when its processes end, with all done.
-        assert code == 0 or "terminate called without an active exception" in text, text
-        assert output == "gloo by torch\n"
-    first, second = (text for _, _, text in found)
-    assert "several hosts" in first and "PyTorch's Gloo connects them instead (HVD_AS=gloo)" in first
-    assert "several hosts" not in second
+    for code, output, text in on_two_hosts_without_mpi(script, tmp_path, HVD_AS="gloo", ASKED_FOR="gloo"):
+        assert code == 0, text
+        assert output == "gloo by hvd\n"
 
 
 def test_a_name_that_hvd_does_not_take(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ struct nccl_options {
     const auto host = failure_policy::from_environment(variable);
     o.timeout = host.timeout;
     o.start_timeout = std::max(host.start_timeout, o.start_timeout);
-    o.ranks_per_device = detail::pinned() ? detail::pinned()->max_ranks : detail::pin_of_environment(variable).max_ranks;
+    o.ranks_per_device =
+        detail::pinned() ? detail::pinned()->max_ranks : detail::pin_of_environment(variable).max_ranks;
     return o;
   }
 };

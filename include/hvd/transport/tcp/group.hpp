@@ -174,7 +174,7 @@ class tcp_group {
                (rank_ + size() - distance) % size());
     }
   }
-  /// What each rank gives, by rank; in log p steps. (J. Bruck et al., "Efficient algorithms for all-to-all
+  /// An allgather of one value, in log p steps. (J. Bruck et al., "Efficient algorithms for all-to-all
   /// communications in multiport message-passing systems", 1997.)
   template <class T>
   std::vector<T> share(std::string_view operation, const T& mine) {
@@ -310,7 +310,7 @@ class tcp_group {
     }
   }
   void keep(channel way, const std::byte* data, std::size_t bytes) {
-    peers_[static_cast<std::size_t>(rank_)].kept[static_cast<std::size_t>(way)].emplace_back(data, data + bytes);
+    peers_[static_cast<std::size_t>(rank_)].kept[static_cast<std::size_t>(way)].emmembers_back(data, data + bytes);
   }
 
   void await(outgoing& o, incoming& i) {
@@ -323,7 +323,8 @@ class tcp_group {
     for (;;) {
       const int peer = i.complete ? o.to : i.from;
       waiting_for_.store(peer, std::memory_order_relaxed);
-      watch(o.complete() ? -1 : o.to, i.complete ? -1 : i.from, std::min(until, tcp_clock::now() + failure_.look_every));
+      watch(o.complete() ? -1 : o.to, i.complete ? -1 : i.from,
+            std::min(until, tcp_clock::now() + failure_.look_every));
       if (step(o, i)) return;
       if (interruption_ || aborted_.load()) end(error_kind::aborted, rank_, {"this rank has given up"});
       if (tcp_clock::now() < until) continue;

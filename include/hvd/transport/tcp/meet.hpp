@@ -1,9 +1,9 @@
 // hvd/transport/tcp/meet.hpp: connections between processes that prove to each other that they know the job's secret.
 //
-// A process listens at its door. Who knocks sends a number, and the door answers with a number of its own and with a
-// code of both numbers under the secret (siphash.hpp). Then who knocks introduces itself, with such a code of the
-// numbers and of all that it says. Nothing is looked at before its code is right, and a door serves others while one
-// takes its time.
+// Each process has a listener. A process that connects to it sends a random number; the listener answers with a number
+// of its own, and with a code of both numbers under the secret (siphash.hpp). Then the process introduces itself, with
+// such a code of the numbers and of its introduction. Nothing is read further before its code is right, and a listener
+// serves others while one is slow.
 #pragma once
 
 #include <hvd/detail/random_word.hpp>
@@ -29,13 +29,13 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-/// What a process says of itself at a door. The first two members are the same in all versions.
+/// The introduction of a process that connects. The first two members are the same in all versions.
 struct tcp_introduction {
   std::uint64_t code = 0;  ///< of the numbers and of all that follows
   std::array<char, 24> version{};
   std::uint64_t group = 0;  ///< the number of the group that it joins; 0 to find the others of a job
   std::int32_t rank = 0, size = 0;
-  std::int32_t port = 0;  ///< of its own door
+  std::int32_t port = 0;  ///< of its own listener
   std::int32_t unused = 0;
 };
 struct tcp_hello {
@@ -46,49 +46,50 @@ struct tcp_challenge {
   std::uint64_t number = 0, code = 0;
 };
 
-inline std::uint64_t tcp_code(const secret_key& key, std::uint64_t who, std::uint64_t guest, std::uint64_t host,
+inline std::uint64_t tcp_code(const secret_key& key, std::uint64_t who, std::uint64_t arrival, std::uint64_t host,
                               const tcp_introduction* said = nullptr) {
-  std::array<std::uint64_t, 3 + sizeof(tcp_introduction) / 8> words{who, guest, host};
+  std::array<std::uint64_t, 3 + sizeof(tcp_introduction) / 8> words{who, arrival, host};
   if (said != nullptr) std::memcpy(words.data() + 3, &said->version, sizeof *said - sizeof said->code);
   return siphash(key, std::as_bytes(std::span(words)));
 }
 
 /// A process that has come, and the address that it came from.
-struct tcp_guest {
+struct tcp_arrival {
   tcp_socket socket;
   tcp_introduction who;
 };
 
-/// A socket at which the other processes of a job knock. Any thread may use it.
-class tcp_door {
+/// The socket to which the other processes of a job connect. Any thread may use it.
+class tcp_listener {
  public:
   /// Errors: system if it cannot listen there.
-  explicit tcp_door(const tcp_address& at, const secret_key& key) : key_(key), listener_(tcp_socket::open(at.family())) {
-    if (listener_.fd() >= 0) listener_.set(SOL_SOCKET, SO_REUSEADDR, 1);
-    if (listener_.fd() < 0 || ::bind(listener_.fd(), at.data(), at.length()) != 0 ||
-        ::listen(listener_.fd(), SOMAXCONN) != 0) {
+  explicit tcp_listener(const tcp_address& at, const secret_key& key)
+      : key_(key), socket_(tcp_socket::open(at.family())) {
+    if (socket_.fd() >= 0) socket_.set(SOL_SOCKET, SO_REUSEADDR, 1);
+    if (socket_.fd() < 0 || ::bind(socket_.fd(), at.data(), at.length()) != 0 ||
+        ::listen(socket_.fd(), SOMAXCONN) != 0) {
       fail(error_kind::system, {"cannot listen at ", at.text(), ": ", std::strerror(errno),
                                 errno == EADDRINUSE ? "; another program uses this port: choose another one" : ""});
     }
   }
 
-  [[nodiscard]] tcp_address address() const noexcept { return tcp_address::of(listener_.fd()); }
+  [[nodiscard]] tcp_address address() const noexcept { return tcp_address::of(socket_.fd()); }
   [[nodiscard]] const secret_key& key() const noexcept { return key_; }
 
   /// The next process that has come to join a group; none until a time.
-  std::optional<tcp_guest> next(std::uint64_t group, tcp_clock::time_point until) {
+  std::optional<tcp_arrival> next(std::uint64_t group, tcp_clock::time_point until) {
     for (;;) {
       {
         const std::lock_guard lock(mutex_);
         if (auto& come = arrived_[group]; !come.empty()) {
-          tcp_guest first = std::move(come.front());
+          tcp_arrival first = std::move(come.front());
           come.pop_front();
           return first;
         } else {
           arrived_.erase(group);
         }
         const auto now = tcp_clock::now();
-        if (now >= until || listener_.fd() < 0) return std::nullopt;
+        if (now >= until || socket_.fd() < 0) return std::nullopt;
         serve(std::min(until, now + turn));
       }
       ::sched_yield();  // another thread may wait for its group
@@ -96,7 +97,7 @@ class tcp_door {
   }
 
  private:
-  static constexpr std::chrono::milliseconds turn{5}, patience{10'000};
+  static constexpr std::chrono::milliseconds turn{5}, greeting_limit{10'000};
   static constexpr std::size_t most_greetings = 1024;
 
   /// A process that has not yet proved that it knows the secret.
@@ -110,16 +111,16 @@ class tcp_door {
   };
 
   void serve(tcp_clock::time_point until) {
-    std::vector<pollfd> ready{{listener_.fd(), POLLIN, 0}};
+    std::vector<pollfd> ready{{socket_.fd(), POLLIN, 0}};
     for (const greeting& g : greetings_) ready.push_back({g.socket.fd(), POLLIN, 0});
     tcp_socket::poll_until(ready.data(), ready.size(), until);
     auto g = greetings_.begin();
     for (std::size_t i = 1; i != ready.size(); ++i) {
-      const bool keep = ready[i].revents == 0 ? tcp_clock::now() - g->since < patience : advance(*g);
+      const bool keep = ready[i].revents == 0 ? tcp_clock::now() - g->since < greeting_limit : advance(*g);
       g = keep ? std::next(g) : greetings_.erase(g);
     }
     if (ready.front().revents == 0) return;
-    while (tcp_socket come = tcp_socket::accept(listener_.fd())) {
+    while (tcp_socket come = tcp_socket::accept(socket_.fd())) {
       if (greetings_.size() == most_greetings) greetings_.pop_front();
       greetings_.push_back({std::move(come)});
     }
@@ -139,7 +140,8 @@ class tcp_door {
       if (g.hello.greeting != tcp_hello{}.greeting) return false;
       g.number = random_word();
       const tcp_challenge challenge{g.number, tcp_code(key_, 'd', g.hello.number, g.number)};
-      if (g.socket.write(&challenge, sizeof challenge) != sizeof challenge) return false;  // a new socket takes it at once
+      if (g.socket.write(&challenge, sizeof challenge) != sizeof challenge)
+        return false;  // a new socket takes it at once
     }
     if (g.said.code != tcp_code(key_, 'k', g.hello.number, g.number, &g.said)) return false;
     g.socket.prepare();
@@ -148,15 +150,15 @@ class tcp_door {
   }
 
   const secret_key key_;
-  tcp_socket listener_;
+  tcp_socket socket_;
   std::mutex mutex_;
   std::list<greeting> greetings_;
-  std::map<std::uint64_t, std::list<tcp_guest>> arrived_;
+  std::map<std::uint64_t, std::list<tcp_arrival>> arrived_;
 };
 
-/// Knocks at a door until it opens. Errors: timeout; mismatch if who listens there does not know the secret.
-inline tcp_socket knock(const tcp_address& at, const secret_key& key, tcp_introduction mine, std::string_view who,
-                        tcp_clock::time_point until) {
+/// Connects to a listener, which may open later. Errors: timeout; mismatch if it does not know the secret.
+inline tcp_socket tcp_connect(const tcp_address& at, const secret_key& key, tcp_introduction mine, std::string_view who,
+                              tcp_clock::time_point until) {
   std::copy_n(version.begin(), std::min(version.size(), mine.version.size() - 1), mine.version.begin());
   int why = ETIMEDOUT;
   for (backoff rest(paces::joining);; rest.step()) {
@@ -170,7 +172,7 @@ inline tcp_socket knock(const tcp_address& at, const secret_key& key, tcp_introd
     } else if (!s.write_all(&hello, sizeof hello, until) || !s.read_all(&challenge, sizeof challenge, until)) {
       why = errno;
     } else if (challenge.code != tcp_code(key, 'd', hello.number, challenge.number)) {
-      fail(error_kind::mismatch, {who, ": who listens at ", at.text(),
+      fail(error_kind::mismatch, {who, ": the listener at ", at.text(),
                                   " does not know this job's secret; give all ranks the same secret and address"});
     } else {
       mine.code = tcp_code(key, 'k', hello.number, challenge.number, &mine);

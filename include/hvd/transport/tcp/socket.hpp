@@ -34,7 +34,7 @@ using tcp_clock = std::chrono::steady_clock;
 class tcp_address {
  public:
   tcp_address() = default;
-  /// Errors: invalid_argument for what is no HOST:PORT; system for a host without an address.
+  /// Errors: invalid_argument unless it is HOST:PORT; system for a host without an address.
   explicit tcp_address(std::string_view host_and_port) {
     const std::size_t colon = host_and_port.rfind(':');
     std::string_view host = host_and_port.substr(0, colon);
@@ -110,15 +110,16 @@ class tcp_socket {
     return fd < 0 ? tcp_socket() : tcp_socket(fd);
   }
 
-  /// For a connection: small messages leave at once, and the kernel finds out in `patience` that the other host is gone.
+  /// For a connection: small messages leave at once, and the kernel finds out within some 8 s that the other host is
+  /// gone.
   void prepare() const noexcept {
-    constexpr int seconds_idle = 3, seconds_between = 1, probes = 5, patience_ms = 8000;
+    constexpr int seconds_idle = 3, seconds_between = 1, probes = 5, limit_ms = 8000;
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
     set(IPPROTO_TCP, TCP_KEEPIDLE, seconds_idle);
     set(IPPROTO_TCP, TCP_KEEPINTVL, seconds_between);
     set(IPPROTO_TCP, TCP_KEEPCNT, probes);
-    set(IPPROTO_TCP, TCP_USER_TIMEOUT, patience_ms);
+    set(IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms);
   }
   void set(int level, int option, int value) const noexcept { ::setsockopt(fd(), level, option, &value, sizeof value); }
 
@@ -148,20 +149,18 @@ class tcp_socket {
   static bool poll_until(pollfd* all, std::size_t count, tcp_clock::time_point until) noexcept {
     using std::chrono::milliseconds;
     const auto now = tcp_clock::now();
-    const auto limit = until <= now ? milliseconds(0)
-                                    : std::min(std::chrono::ceil<milliseconds>(until - now), milliseconds(60'000));
+    const auto limit =
+        until <= now ? milliseconds(0) : std::min(std::chrono::ceil<milliseconds>(until - now), milliseconds(60'000));
     return ::poll(all, count, static_cast<int>(limit.count())) > 0 || tcp_clock::now() < until;
   }
   /// Reads or writes all of it, before a time; false with the reason in errno (0: the other end closed it; ETIMEDOUT).
   [[nodiscard]] bool read_all(void* to, std::size_t bytes, tcp_clock::time_point until) const noexcept {
-    return all(bytes, POLLIN, until, [&](std::size_t done) {
-      return read(static_cast<std::byte*>(to) + done, bytes - done);
-    });
+    return all(bytes, POLLIN, until,
+               [&](std::size_t done) { return read(static_cast<std::byte*>(to) + done, bytes - done); });
   }
   [[nodiscard]] bool write_all(const void* from, std::size_t bytes, tcp_clock::time_point until) const noexcept {
-    return all(bytes, POLLOUT, until, [&](std::size_t done) {
-      return write(static_cast<const std::byte*>(from) + done, bytes - done);
-    });
+    return all(bytes, POLLOUT, until,
+               [&](std::size_t done) { return write(static_cast<const std::byte*>(from) + done, bytes - done); });
   }
   /// The number of bytes that the other host has yet to receive; 0 after an error.
   [[nodiscard]] int unsent() const noexcept {
@@ -195,7 +194,7 @@ class tcp_socket {
   std::unique_ptr<fork_guard> guard_;
 };
 
-/// What errno says of a connection; 0: the other end has closed it.
+/// A sentence for errno after an operation on a connection; 0: the other end has closed it.
 inline std::string tcp_problem(int code) {
   return code == 0 ? std::string("the connection was closed") : std::string(std::strerror(code));
 }

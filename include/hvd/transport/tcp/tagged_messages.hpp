@@ -57,8 +57,8 @@ class tcp_messages final : public message_channel {
       const prefix head{tcp_header(channel::user, m->bytes), m->tag};
       l.out.push_back({m, head, m->data, m->bytes});
     } else {
-      const auto come = std::find_if(come_.begin(), come_.end(),
-                                     [&](const letter& c) { return m->takes(c.from, c.tag); });
+      const auto come =
+          std::find_if(come_.begin(), come_.end(), [&](const letter& c) { return m->takes(c.from, c.tag); });
       if (come != come_.end()) {
         deliver(*m, come->from, come->bytes.size(), come->bytes.data());
         come_.erase(come);
@@ -94,9 +94,7 @@ class tcp_messages final : public message_channel {
     eventfd_t rung = 0;
     static_cast<void>(::eventfd_read(bell_.fd(), &rung));
   }
-  void wake() noexcept override {
-    static_cast<void>(::eventfd_write(bell_.fd(), 1));
-  }
+  void wake() noexcept override { static_cast<void>(::eventfd_write(bell_.fd(), 1)); }
   void abort() noexcept override {
     aborted_ = true;
     wake();
@@ -143,9 +141,7 @@ class tcp_messages final : public message_channel {
     std::size_t bytes = 0, got = 0;
     std::shared_ptr<message> into;
     std::vector<std::byte> apart;
-    [[nodiscard]] bool left() const {
-      return !begun && peer.has_header() && peer.header().what() != channel::user;
-    }
+    [[nodiscard]] bool left() const { return !begun && peer.has_header() && peer.header().what() != channel::user; }
   };
 
   [[nodiscard]] error gone(int q) const {
@@ -252,7 +248,7 @@ class tcp_messages final : public message_channel {
       return true;
     });
   }
-  /// Ends what is beyond its deadline. What is half on its way stays on it, in memory of its own.
+  /// Ends messages beyond their deadlines. The rest of one that has begun to move still moves, from a copy.
   bool expire() {
     const clock::time_point now = clock::now();
     bool any = false;

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from hvd.torch.distributed.meeting import OnSeveralHosts
 from hvd.torch.distributed.process_group import ProcessGroup
 
 _Made = tuple[Any, Any]  # the group and its store
@@ -25,8 +23,7 @@ def make(
 ) -> _Made:
     """Makes a group as ``plain``, PyTorch's own function, would; by hvd if all of its tensors would go through Gloo.
 
-    Raises ValueError if HVD_AS has another value than "gloo". PyTorch's Gloo makes a group of ranks that hvd cannot
-    connect, on all ranks, with a warning on rank 0.
+    Raises ValueError if HVD_AS has another value than "gloo".
     """
     name = os.environ.get("HVD_AS", "")
     if name != "gloo":
@@ -36,12 +33,7 @@ def make(
     if set(devices.get_device_backend_map().values()) != {"gloo"}:
         return plain(size, rank, ranks, backend, *rest, **more)
     options = more.keys() & {"backend_options", "pg_options"}  # they are Gloo's
-    try:
-        made = plain(size, rank, ranks, dist.Backend("hvd"), *rest, **{**more, **dict.fromkeys(options)})
-    except OnSeveralHosts as e:
-        if rank == 0:
-            warnings.warn(f"{e}; PyTorch's Gloo connects them instead (HVD_AS=gloo)", stacklevel=2)
-        return plain(size, rank, ranks, backend, *rest, **more)
+    made = plain(size, rank, ranks, dist.Backend("hvd"), *rest, **{**more, **dict.fromkeys(options)})
     group, store = made
     if isinstance(group, ProcessGroup):
         c10d._world.pg_map[group] = (dist.Backend("gloo"), store)

@@ -1,8 +1,9 @@
 """Connects the ranks of a group through the store that torch.distributed passes to them.
 
 Each rank writes its version and host into the store. Rank 0 decides how ranks are connected, and all read its decision,
-so all raise the same error. The store is trusted as much as the program trusts it: a process that can write to it can
-at most make ranks wait, because only processes of one user can open the ranks' shared memory.
+so all raise the same error. The store is trusted as much as the program trusts it. On one host a process that can
+write to it can at most make ranks wait, because only processes of one user can open the ranks' shared memory. Across
+hosts without an MPI it also holds the secret that ranks prove to each other: a process that can read it could be one of them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,8 @@ from hvd.exceptions import HorovodInternalError
 _stores: Any = dist
 _PLAN = "plan"
 _SLICE = 0.5  # seconds of one wait in a store, which Ctrl-C cannot interrupt
+_OF_MPI = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _GRACE = 15.0  # seconds to wait for rank 0 to report missing ranks
-
-
-class OnSeveralHosts(dist.DistBackendError):  # type: ignore[misc,unused-ignore]
-    """Raised on all ranks of a group if no MPI can connect them across hosts."""
 
 
 def _host() -> list[Any]:
@@ -92,42 +90,65 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
     return {"hosts": names, "number": secrets.randbits(15)}
 
 
-def _over_mpi(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: float, check: bool) -> _core.Group:
-    """Connects ranks of several hosts. An MPI must have started them."""
-    why = ""
-    place = (-1, 0)
+def _mpi_place(size: int) -> list[int]:
+    """Rank and size in the MPI that has started this process, or nothing if none connects ``size`` processes."""
+    if not any(name in os.environ for name in _OF_MPI):  # else each process would begin an MPI of its own
+        return []
     try:
         from hvd import _core_mpi
 
-        place = _core_mpi.world()
-    except ImportError as e:
-        why = f"this hvd was built without MPI, or cannot load it ({e})"
-    except (HorovodInternalError, ValueError) as e:
-        why = str(e)
-    if not why and place[1] < size:
-        why = "no MPI has started this process" if place[1] == 1 else f"MPI has started {place[1]} processes"
-    store.set(f"mpi/{rank}", json.dumps([place[0], why]))
+        rank, ranks = _core_mpi.world()
+    except (ImportError, HorovodInternalError, ValueError):
+        return []
+    return [rank, ranks] if ranks >= size else []
+
+
+def _own_address(store: Any) -> str:
+    """The address of this host on the network of the store's host."""
+    host = os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or socket.gethostname()
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        own = probe.getsockname()[0]
+    return f"[{own}]" if ":" in own else own
+
+
+def _across_hosts(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: float, check: bool) -> _core.Group:
+    """Connects ranks of several hosts: by the MPI that has started all of them, otherwise by TCP."""
+    store.set(f"mpi/{rank}", json.dumps(_mpi_place(size)))
     found = []
     for other in range(size):
         text = _wait(store, f"mpi/{other}", seconds)
         if text is None:
             raise dist.DistBackendError(f"hvd: rank {other} of {size} did not come within {seconds:g} s")
         found.append(json.loads(text))
-    for other, (_, trouble) in enumerate(found):
-        if trouble:
-            raise OnSeveralHosts(
-                f"hvd: the {size} ranks of this group are on several hosts ({', '.join(plan['hosts'])}), which MPI must"
-                f" connect, but rank {other} does not have MPI: {trouble}; start the ranks with hvdrun -H or mpiexec,"
-                ' or use backend "gloo"'
-            )
-    return _core.group_over(_core_mpi.connect_group([number for number, _ in found], plan["number"], seconds, check))
+    if all(found):
+        from hvd import _core_mpi
+
+        return _core.group_over(_core_mpi.connect_group([place[0] for place in found], plan["number"], seconds, check))
+    if rank == 0:
+        secret = secrets.token_hex(16)
+        try:
+            listener = _core.TcpListener(f"{_own_address(store)}:0", secret)
+        except (HorovodInternalError, OSError) as e:
+            store.set("tcp", json.dumps(["", f"rank 0 on {socket.gethostname()} cannot listen: {e}"]))
+            raise dist.DistBackendError(f"hvd: rank 0 on {socket.gethostname()} cannot listen: {e}") from e
+        store.set("tcp", json.dumps([listener.address, secret]))
+        return _core.group_over(interruptible(lambda: _core.accept_tcp(listener, size, seconds, seconds, check)))
+    text = _wait(store, "tcp", seconds)
+    if text is None:
+        raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {seconds:g} s")
+    address, secret = json.loads(text)
+    if not address:
+        raise dist.DistBackendError(f"hvd: {secret}")
+    return _core.group_over(interruptible(lambda: _core.connect_tcp(rank, size, address, secret, seconds, seconds, check)))
 
 
 def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core.Group:
     """Connects the ranks that share ``store`` and returns their group; collective.
 
-    Ranks of one host use shared memory. Ranks of several hosts use MPI, which must have started them. ``check``: ranks
-    compare their calls. Raises DistBackendError on all ranks if a rank does not arrive within ``seconds``, versions
+    Ranks of one host use shared memory. Ranks of several hosts use the MPI that has started them, or TCP. ``check``:
+    ranks compare their calls. Raises DistBackendError on all ranks if a rank does not arrive within ``seconds``, versions
     differ or hosts cannot be connected; DistNetworkError if the store is gone.
     """
     if size == 1:
@@ -154,6 +175,6 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
     try:
         if "shm" in plan:
             return interruptible(lambda: _core.group_shm(plan["shm"], rank, size, seconds, check))
-        return _over_mpi(store, rank, size, plan, seconds, check)
+        return _across_hosts(store, rank, size, plan, seconds, check)
     except HorovodInternalError as e:
         raise dist.DistBackendError(f"hvd: {str(e).removeprefix('hvd: ')}") from e
