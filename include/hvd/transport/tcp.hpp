@@ -196,7 +196,7 @@ class TcpTransport {
       auto arrival = at.listener->next(number, until);
       if (!arrival) {
         int q = std::max(mine + 1, first);
-        while (connected[static_cast<std::size_t>(q)].socket()) ++q;
+        while (connected[static_cast<std::size_t>(q)].connection()) ++q;
         detail::fail(error_kind::timeout, {who, ": rank ", q, " did not connect in time"}, q);
       }
       connected[static_cast<std::size_t>(arrival->who.rank)] = detail::tcp_peer(std::move(arrival->socket));

@@ -52,10 +52,8 @@ nb::capsule connect_ranks(const limits& by, auto&& make) {
 
 void define_tcp(nb::module_& m) {
   nb::class_<listener>(m, "TcpListener")
-      .def("__init__",
-           [](listener* self, const std::string& address, const std::string& secret) {
-             new (self) listener{hvd::TcpListener(address, secret)};
-           })
+      .def("__init__", [](listener* self, const std::string& address,
+                          const std::string& secret) { new (self) listener{hvd::TcpListener(address, secret)}; })
       .def_prop_ro("address", [](const listener& l) { return l.open ? l.open->address() : std::string(); });
   m.def("accept_tcp", [](listener& l, int size, double timeout, double start_timeout, bool check) {
     std::optional<hvd::TcpListener> open = std::exchange(l.open, std::nullopt);

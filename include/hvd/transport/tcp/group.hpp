@@ -57,7 +57,7 @@ class tcp_peer {
   tcp_peer() = default;
   explicit tcp_peer(tcp_socket s) : socket_(std::move(s)) {}
 
-  [[nodiscard]] const tcp_socket& socket() const noexcept { return socket_; }
+  [[nodiscard]] const tcp_socket& connection() const noexcept { return socket_; }
   /// Nothing more comes; the other end of the connection has closed it, or `why` (errno).
   bool ended = false;
   int why = 0;
@@ -110,12 +110,12 @@ class tcp_peer {
 /// Before connections are closed: a close cuts off what the kernel has not yet sent, if something unread has come.
 inline void finish_sending(std::span<const tcp_peer> peers, std::chrono::milliseconds limit) noexcept {
   for (const tcp_peer& p : peers) {
-    if (p.socket()) ::shutdown(p.socket().fd(), SHUT_WR);
+    if (p.connection()) ::shutdown(p.connection().fd(), SHUT_WR);
   }
   const auto until = tcp_clock::now() + limit;
   for (const tcp_peer& p : peers) {
-    if (!p.socket() || p.ended) continue;
-    wait_until(until, paces::other_process, [&] { return p.socket().unsent() == 0; });
+    if (!p.connection() || p.ended) continue;
+    wait_until(until, paces::other_process, [&] { return p.connection().unsent() == 0; });
   }
 }
 
@@ -174,8 +174,7 @@ class tcp_group {
                (rank_ + size() - distance) % size());
     }
   }
-  /// An allgather of one value, in log p steps. (J. Bruck et al., "Efficient algorithms for all-to-all
-  /// communications in multiport message-passing systems", 1997.)
+  /// An allgather of one value, in log p steps. (J. Bruck et al.: see algorithm/bruck.hpp.)
   template <class T>
   std::vector<T> share(std::string_view operation, const T& mine) {
     const auto n = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank_);
@@ -236,7 +235,7 @@ class tcp_group {
 
   void begin(std::string_view operation) {
     operation_ = operation;
-    if (size() > 1 && !peers_[rank_ == 0 ? 1 : 0].socket()) [[unlikely]] {
+    if (size() > 1 && !peers_[rank_ == 0 ? 1 : 0].connection()) [[unlikely]] {
       fail(error_kind::invalid_argument,
            {operation, " on ", label_,
             ": this process was forked from the one that joined the group; only that one may use it"});
@@ -263,7 +262,7 @@ class tcp_group {
       if (o.done < head) parts[n++] = {reinterpret_cast<std::byte*>(&o.header) + o.done, head - o.done};
       const std::size_t before = o.done < head ? 0 : o.done - head;
       if (before != o.bytes) parts[n++] = {const_cast<std::byte*>(o.data) + before, o.bytes - before};
-      const auto sent = p.socket().write(parts.data(), n);
+      const auto sent = p.connection().write(parts.data(), n);
       if (!sent) {
         p.why = errno;
         while (p.look() && p.header().what() >= channel::left) judge(o.to);  // its last words
@@ -345,7 +344,7 @@ class tcp_group {
       const bool reads = q == from || !p.has_header();  // else its next message is for later
       const auto events = static_cast<short>((reads ? POLLIN : 0) | (q == to ? POLLOUT : 0));
       if (q == rank_ || p.ended || events == 0) continue;
-      ready_.push_back({p.socket().fd(), events, 0});
+      ready_.push_back({p.connection().fd(), events, 0});
       watched_.push_back(q);
     }
     tcp_socket::poll_until(ready_.data(), ready_.size(), until);
@@ -392,7 +391,7 @@ class tcp_group {
   /// The last word to the other ranks, as far as it can be said without waiting.
   void say(tcp_header last) noexcept {
     for (const tcp_peer& p : peers_) {
-      if (p.socket() && !p.writing) static_cast<void>(p.socket().write(&last, sizeof last));
+      if (p.connection() && !p.writing) static_cast<void>(p.connection().write(&last, sizeof last));
     }
   }
   void leave() noexcept {

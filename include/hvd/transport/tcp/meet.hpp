@@ -120,7 +120,7 @@ class tcp_listener {
       g = keep ? std::next(g) : greetings_.erase(g);
     }
     if (ready.front().revents == 0) return;
-    while (tcp_socket come = tcp_socket::accept(socket_.fd())) {
+    while (tcp_socket come = tcp_socket::accepted(socket_.fd())) {
       if (greetings_.size() == most_greetings) greetings_.pop_front();
       greetings_.push_back({std::move(come)});
     }

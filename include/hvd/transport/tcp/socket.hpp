@@ -104,7 +104,7 @@ class tcp_socket {
     const int fd = socket_descriptor(family, type);
     return fd < 0 ? tcp_socket() : tcp_socket(fd);
   }
-  static tcp_socket accept(int listener) {
+  static tcp_socket accepted(int listener) {
     const fork_guard::pause no_fork;
     const int fd = accept_descriptor(listener);
     return fd < 0 ? tcp_socket() : tcp_socket(fd);

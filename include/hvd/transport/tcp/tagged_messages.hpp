@@ -44,7 +44,7 @@ class tcp_messages final : public message_channel {
     const tcp_header left(channel::left, 0);
     std::vector<tcp_peer> peers;
     for (lane& l : lanes_) {
-      if (l.peer.socket() && l.out.empty()) static_cast<void>(l.peer.socket().write(&left, sizeof left));
+      if (l.peer.connection() && l.out.empty()) static_cast<void>(l.peer.connection().write(&left, sizeof left));
       peers.push_back(std::move(l.peer));
     }
     finish_sending(peers, std::chrono::milliseconds(2000));
@@ -76,7 +76,7 @@ class tcp_messages final : public message_channel {
     if (aborted_) throw error(error_kind::aborted, "messages on " + label_ + ": this rank has given up");
     bool moved = false;
     for (std::size_t q = 0; q != lanes_.size(); ++q) {
-      if (!lanes_[q].peer.socket()) continue;
+      if (!lanes_[q].peer.connection()) continue;
       moved |= push(q);
       moved |= pull(q);
     }
@@ -86,7 +86,7 @@ class tcp_messages final : public message_channel {
     std::vector<pollfd> ready{{bell_.fd(), POLLIN, 0}};
     for (const lane& l : lanes_) {
       const auto events = static_cast<short>((l.left() ? 0 : POLLIN) | (l.out.empty() ? 0 : POLLOUT));
-      if (l.peer.socket() && events != 0) ready.push_back({l.peer.socket().fd(), events, 0});
+      if (l.peer.connection() && events != 0) ready.push_back({l.peer.connection().fd(), events, 0});
     }
     clock::time_point until = clock::now() + std::chrono::milliseconds(100);
     for (const auto& m : wanted_) until = std::min(until, m->deadline);
@@ -174,7 +174,7 @@ class tcp_messages final : public message_channel {
       }
       const std::size_t before = p.done < sizeof p.head ? 0 : p.done - sizeof p.head;
       if (before != p.bytes) parts[n++] = {const_cast<std::byte*>(p.data) + before, p.bytes - before};
-      const auto sent = l.peer.socket().write(parts.data(), n);
+      const auto sent = l.peer.connection().write(parts.data(), n);
       if (!sent) {
         l.peer.look();
         if (!l.left()) lost(q);
