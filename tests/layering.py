@@ -2,7 +2,7 @@
 """Holds the levels of include/hvd: no header includes what lies above it, nor a neighbour on its level.
 
 Besides: the length of headers, what examples include, which rooms of bench/ know each other, that no test is left out of
-the build, and that descriptors come from hvd/detail/descriptor.hpp alone.
+the build, and that descriptors come from hvd/detail/descriptor.hpp and socket_descriptor.hpp alone.
 
 usage: layering.py [ROOT]        check the tree at ROOT (default: the one that this file is in)
        layering.py --self-test   check that deliberate mistakes in a temporary tree are found
@@ -77,7 +77,7 @@ DESCRIPTORS = re.compile(
     r"(?<!\w)::open\(|\b(openat|creat|f(re)?open|tmpfile|dup[23]?|memfd_create|shm_open|mko?s?temps?|socket(pair)?|accept4?"
     r"|recvmsg|epoll_create1?|eventfd|pipe2?|inotify_init1?|timerfd_create|signalfd|pidfd_open)\(|\bF_DUPFD|\b[io]?fstream\b"
 )
-DESCRIPTOR_HEADER = "detail/descriptor.hpp"
+DESCRIPTOR_HEADERS = ("detail/descriptor.hpp", "detail/socket_descriptor.hpp")
 
 # Files that are not there, with which version.hpp ends a compilation that can only fail.
 NOT_THERE = ("hvd_needs_cpp20", "hvd_needs_exceptions", "hvd_needs_names")
@@ -278,12 +278,12 @@ class Check:
     def check_descriptors(self):
         for folder in ("include/hvd", "c", "bindings/python/src/extension"):
             for path in sorted((self.root / folder).rglob("*.[hc]pp")):
-                if path.as_posix().endswith(f"hvd/{DESCRIPTOR_HEADER}"):
+                if path.as_posix().endswith(tuple(f"hvd/{header}" for header in DESCRIPTOR_HEADERS)):
                     continue
                 text = COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), path.read_text())
                 for line, code in enumerate(text.splitlines(), 1):
                     if found := DESCRIPTORS.search(code.partition("//")[0]):
-                        self.say(path, line, f"{found[0]} may return 0, 1 or 2; use <hvd/{DESCRIPTOR_HEADER}>.")
+                        self.say(path, line, f"{found[0]} may return 0, 1 or 2; use <hvd/{DESCRIPTOR_HEADERS[0]}>.")
 
     def check_examples(self):
         base = self.root / "examples"

@@ -29,12 +29,12 @@ inline std::uint64_t siphash(const secret_key& key, std::span<const std::byte> b
       c += b, b = std::rotl(b, 17) ^ c, c = std::rotl(c, 32);
     }
   };
-  const auto take = [&](std::uint64_t word) { d ^= word, mix(2), a ^= word; };
-  std::uint64_t last = static_cast<std::uint64_t>(bytes.size()) << 56;
+  const auto take = [&](std::uint64_t eight) { d ^= eight, mix(2), a ^= eight; };
+  std::uint64_t last = bytes.size() << 56;
   for (; bytes.size() >= sizeof last; bytes = bytes.subspan(sizeof last)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data(), sizeof word);
-    take(word);
+    std::uint64_t next = 0;
+    std::memcpy(&next, bytes.data(), sizeof next);
+    take(next);
   }
   for (std::size_t i = 0; i != bytes.size(); ++i) last |= static_cast<std::uint64_t>(bytes[i]) << 8 * i;
   take(last);

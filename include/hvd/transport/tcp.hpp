@@ -136,12 +136,12 @@ class TcpTransport {
     }
     std::sort(members.begin(), members.end(),
               [](const wish& a, const wish& b) { return std::tuple(a.key, a.rank) < std::tuple(b.key, b.rank); });
-    auto part = std::make_shared<members>();
-    part->listener = members_->listener;
+    auto part = std::make_shared<address_book>();
+    part->listener = book_->listener;
     int mine = 0;
     for (const wish& w : members) {
       if (w.rank == rank()) mine = static_cast<int>(part->addresses.size());
-      part->addresses.push_back(members_->addresses[static_cast<std::size_t>(w.rank)]);
+      part->addresses.push_back(book_->addresses[static_cast<std::size_t>(w.rank)]);
     }
     std::vector<detail::tcp_peer> peers(members.size());
     connect(*part, mine, members.front().number, peers, 0, "split on " + group_->label(),
@@ -168,20 +168,20 @@ class TcpTransport {
 
  private:
   using channel = detail::tcp_header::channel;
-  using peers = std::vector<detail::tcp_peer>;
+  using connections = std::vector<detail::tcp_peer>;
 
   /// The way to the ranks of a group.
-  struct members {
+  struct address_book {
     std::shared_ptr<detail::tcp_listener> listener;
     std::vector<detail::tcp_address> addresses;  // of their listeners
   };
 
-  TcpTransport(std::shared_ptr<members> at, int rank, peers connected, const options& opts)
-      : members_(std::move(at)), group_(std::make_unique<detail::tcp_group>(rank, std::move(connected), opts)) {}
+  TcpTransport(std::shared_ptr<address_book> at, int rank, connections connected, const options& opts)
+      : book_(std::move(at)), group_(std::make_unique<detail::tcp_group>(rank, std::move(connected), opts)) {}
 
   /// Connects `mine` to the other ranks of a group, from rank `first` on: first to those before it, then it accepts the
   /// others, so that no two wait for each other.
-  static void connect(const members& at, int mine, std::uint64_t number, peers& connected, int first,
+  static void connect(const address_book& at, int mine, std::uint64_t number, connections& connected, int first,
                       const std::string& who, detail::tcp_clock::time_point until) {
     const int size = static_cast<int>(at.addresses.size());
     detail::tcp_introduction own;
@@ -221,8 +221,8 @@ class TcpTransport {
     }
     detail::check_limit("failure_policy::timeout", opts.timeout);
     const std::string who = detail::joined({"TcpTransport on rank ", rank, " of ", size});
-    auto at = std::make_shared<members>();
-    peers connected(static_cast<std::size_t>(size));
+    auto at = std::make_shared<address_book>();
+    connections connected(static_cast<std::size_t>(size));
     if (size == 1) {
       at->addresses.resize(1);
       return TcpTransport(std::move(at), 0, std::move(connected), opts);
@@ -236,8 +236,8 @@ class TcpTransport {
   }
 
   /// Rank 0: waits for the others, and sends all of them the addresses. Returns the number of the group.
-  static std::uint64_t accept_all(members& at, int size, std::string_view address, std::string_view secret,
-                                  std::shared_ptr<detail::tcp_listener> listener, peers& connected,
+  static std::uint64_t accept_all(address_book& at, int size, std::string_view address, std::string_view secret,
+                                  std::shared_ptr<detail::tcp_listener> listener, connections& connected,
                                   detail::tcp_clock::time_point until) {
     at.listener = listener
                       ? std::move(listener)
@@ -296,8 +296,9 @@ class TcpTransport {
     return said.number;
   }
   /// Another rank: connects to rank 0, and gets the addresses.
-  static std::uint64_t introduce(members& at, int rank, int size, std::string_view address, std::string_view secret,
-                                 peers& connected, const std::string& who, detail::tcp_clock::time_point until) {
+  static std::uint64_t introduce(address_book& at, int rank, int size, std::string_view address,
+                                 std::string_view secret, connections& connected, const std::string& who,
+                                 detail::tcp_clock::time_point until) {
     const detail::tcp_address first(address);
     const detail::secret_key key = detail::key_of(secret);
     // Its listener is on the network by which rank 0 is reached, which a connected socket tells.
@@ -322,12 +323,12 @@ class TcpTransport {
                    {who, ": no answer from rank 0 at ", first.text(), ": ", detail::tcp_problem(errno)}, 0);
     }
     at.addresses.push_back(first);
-    for (std::size_t q = 1; q != texts.size(); ++q) at.addresses.emmembers_back(texts[q].text.data());
+    for (std::size_t q = 1; q != texts.size(); ++q) at.addresses.emplace_back(texts[q].text.data());
     connected[0] = detail::tcp_peer(std::move(s));
     return said.number;
   }
 
-  std::shared_ptr<members> members_;
+  std::shared_ptr<address_book> book_;
   std::unique_ptr<detail::tcp_group> group_;
   selector selection_;
 };

@@ -55,6 +55,10 @@ void define_tcp(nb::module_& m) {
       .def("__init__", [](listener* self, const std::string& address,
                           const std::string& secret) { new (self) listener{hvd::TcpListener(address, secret)}; })
       .def_prop_ro("address", [](const listener& l) { return l.open ? l.open->address() : std::string(); });
+  m.def("time_limits", [] {
+    const auto limits = hvd::failure_policy::from_environment();
+    return nb::make_tuple(limits.timeout.count(), limits.start_timeout.count());
+  });
   m.def("accept_tcp", [](listener& l, int size, double timeout, double start_timeout, bool check) {
     std::optional<hvd::TcpListener> open = std::exchange(l.open, std::nullopt);
     if (!open) throw nb::value_error("hvd: this listener has been used already");

@@ -248,6 +248,9 @@ class TcpListener:
     @property
     def address(self) -> str: ...
 
+def time_limits() -> tuple[float, float]:
+    """HVD_TIMEOUT and HOROVOD_START_TIMEOUT, or their defaults, in seconds."""
+
 def accept_tcp(listener: TcpListener, size: int, timeout: float, start_timeout: float, check: bool, /) -> object:
     """Connects the ranks by TCP between hosts, and by shared memory within each, as rank 0. ``timeout``,
     ``start_timeout``: in seconds; ``check``: ranks compare their calls. See hvd::TcpTransport for the errors.

@@ -1,7 +1,6 @@
 // hvd/transport/nccl/options.hpp: the options of an NcclTransport.
 #pragma once
 
-#include <hvd/config/parse.hpp>
 #include <hvd/pin.hpp>
 #include <hvd/policy.hpp>
 

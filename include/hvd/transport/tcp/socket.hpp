@@ -1,8 +1,8 @@
 // hvd/transport/tcp/socket.hpp: addresses and sockets of TCP.
 #pragma once
 
-#include <hvd/config/parse.hpp>
-#include <hvd/detail/descriptor.hpp>
+#include <hvd/config.hpp>
+#include <hvd/detail/socket_descriptor.hpp>
 #include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>

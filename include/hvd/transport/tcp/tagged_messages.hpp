@@ -1,8 +1,8 @@
 // hvd/transport/tcp/tagged_messages.hpp: tagged messages over TCP, with connections of their own.
 #pragma once
 
-#include <hvd/detail/descriptor.hpp>
 #include <hvd/detail/function_ref.hpp>
+#include <hvd/detail/socket_descriptor.hpp>
 #include <hvd/detail/tagged_message.hpp>
 #include <hvd/error.hpp>
 #include <hvd/shared_memory/fork_guard.hpp>
@@ -135,12 +135,12 @@ class tcp_messages final : public message_channel {
   struct lane {
     tcp_peer peer;
     std::deque<parcel> out;
-    // The message that is coming: with its tag, into the memory of who wants it, or into `apart`.
+    // The message that is coming: with its tag, into the memory of who wants it, or into `spare`.
     bool begun = false, tagged = false;
     std::int64_t tag = 0;
     std::size_t bytes = 0, got = 0;
     std::shared_ptr<message> into;
-    std::vector<std::byte> apart;
+    std::vector<std::byte> spare;
     [[nodiscard]] bool left() const { return !begun && peer.has_header() && peer.header().what() != channel::user; }
   };
 
@@ -220,16 +220,16 @@ class tcp_messages final : public message_channel {
           wanted_.erase(found);
         }
         const bool fits = l.into && l.into->bytes == l.bytes;
-        l.apart.resize(fits ? 0 : l.bytes);
+        l.spare.resize(fits ? 0 : l.bytes);
       }
-      const bool apart = !l.into || l.into->bytes != l.bytes;
-      l.got += l.peer.take((apart ? l.apart.data() : l.into->data) + l.got, l.bytes - l.got);
+      const bool elsewhere = !l.into || l.into->bytes != l.bytes;
+      l.got += l.peer.take((elsewhere ? l.spare.data() : l.into->data) + l.got, l.bytes - l.got);
       if (l.got != l.bytes) return stopped(q, moved);
       l.begun = false;
       if (l.into) {
         deliver(*std::exchange(l.into, nullptr), static_cast<int>(q), l.bytes, nullptr);
       } else {
-        come_.push_back({static_cast<int>(q), l.tag, std::exchange(l.apart, {})});
+        come_.push_back({static_cast<int>(q), l.tag, std::exchange(l.spare, {})});
       }
     }
   }
@@ -271,7 +271,7 @@ class tcp_messages final : public message_channel {
     });
     for (lane& l : lanes_) {
       if (l.into && over(*l.into)) {
-        if (l.into->bytes == l.bytes) l.apart.resize(l.bytes);
+        if (l.into->bytes == l.bytes) l.spare.resize(l.bytes);
         end(*std::exchange(l.into, nullptr));
         dropped(l);
       }
@@ -296,7 +296,7 @@ class tcp_messages final : public message_channel {
   /// The message that is coming belongs to nobody: the rest of it is read, and forgotten.
   static void dropped(lane& l) {
     l.into = std::make_shared<message>();
-    l.into->data = l.apart.data();
+    l.into->data = l.spare.data();
     l.into->bytes = l.bytes;
   }
 

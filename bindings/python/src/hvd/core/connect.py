@@ -1,4 +1,4 @@
-"""Connects the ranks of a job: over shared memory on one host, over MPI across hosts."""
+"""Connects the ranks of a job: over shared memory on one host, over MPI or TCP across hosts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def join(comm: Any, place: placement.Place) -> Joined:
     if comm is not None and hasattr(comm, "Get_rank"):
         return _join_over(comm)
     transport = os.environ.get("HVD_TRANSPORT", "auto")
-    if transport not in ("auto", "shm", "mpi"):
-        raise ValueError(f'hvd: HVD_TRANSPORT="{transport[:80]}"; allowed: auto, shm, mpi')
+    if transport not in ("auto", "shm", "mpi", "tcp"):
+        raise ValueError(f'hvd: HVD_TRANSPORT="{transport[:80]}"; allowed: auto, shm, mpi, tcp')
+    if transport == "tcp" or (transport == "auto" and not place.one_host and comm is None and _has_store()):
+        return _join_tcp(place, comm)
     if transport == "mpi" or (transport == "auto" and not place.one_host):
         return _join_mpi(place, comm)
     if comm is not None:
@@ -112,14 +114,49 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
         job = _core.connect(_core_mpi.connect(MPI._addressof(comm)))
     else:
         raise ValueError("hvd: across hosts, give comm as an mpi4py communicator of these ranks")
-    hosts = job.hosts
-    rank, size = job.rank, job.size
-    if comm is None and place.launcher != "none" and size != place.size:
+    if comm is None and place.launcher != "none" and job.size != place.size:
+        size = job.size
         job.close()
         raise ValueError(
             f"hvd: {place.launcher} has started {place.size} ranks, but MPI connects only {size}; start them with"
             " hvdrun or the mpiexec of the MPI that this package was built with"
         )
+    return *_place_in(job, place), True
+
+
+def _has_store() -> bool:
+    """Whether torchrun, or what sets its variables, has started this process, and no MPI has."""
+    return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ and not started_by_mpi()
+
+
+def started_by_mpi() -> bool:
+    """Whether an MPI's launcher has started this process. A process that initialises MPI without one is alone in it."""
+    return any(name in os.environ for name in ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"))
+
+
+def _join_tcp(place: placement.Place, comm: Any) -> Joined:
+    """Connects ranks over TCP, and over shared memory within each host. They meet in PyTorch's store."""
+    from hvd import _core
+
+    if comm is not None:
+        raise ValueError("hvd: HVD_TRANSPORT=tcp connects all ranks; give no comm")
+    if place.size == 1:
+        return _core.connect_alone(), place, True, False
+    try:
+        from hvd.torch.distributed import meeting
+    except ImportError as e:
+        raise ValueError(
+            f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts that no MPI has"
+            f" started meet in PyTorch's store, but PyTorch cannot be imported ({e}); install it, or start them with mpiexec"
+        ) from e
+    job = _core.connect(meeting.over_store(place.rank, place.size))
+    return *_place_in(job, place), False
+
+
+def _place_in(job: _core.Job, place: placement.Place) -> tuple[_core.Job, placement.Place, bool]:
+    """The job, this process's place by the hosts that the ranks have found, and whether they have as many ranks."""
+    hosts = job.hosts
+    rank, size = job.rank, job.size
     mates = [r for r in range(size) if hosts[r] == hosts[rank]]
     local_rank = mates.index(rank)
     # The cross group of a rank: the ranks with the same local rank, one on each host.
@@ -128,5 +165,5 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     found = placement.Place(
         rank, size, local_rank, len(mates), cross.index(rank), len(cross), place.job, place.launcher
     )
-    return job, found, len({hosts.count(host) for host in set(hosts)}) == 1, True
+    return job, found, len({hosts.count(host) for host in set(hosts)}) == 1
 

@@ -19,13 +19,14 @@ from typing import Any
 import torch.distributed as dist
 
 from hvd import _core
+from hvd.core.connect import started_by_mpi
 from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
 
 _stores: Any = dist
 _PLAN = "plan"
+_LONGEST = 1e8  # seconds of a store's time limit
 _SLICE = 0.5  # seconds of one wait in a store, which Ctrl-C cannot interrupt
-_OF_MPI = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _GRACE = 15.0  # seconds to wait for rank 0 to report missing ranks
 
 
@@ -92,7 +93,7 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
 
 def _mpi_place(size: int) -> list[int]:
     """Rank and size in the MPI that has started this process, or nothing if none connects ``size`` processes."""
-    if not any(name in os.environ for name in _OF_MPI):  # else each process would begin an MPI of its own
+    if not started_by_mpi():
         return []
     try:
         from hvd import _core_mpi
@@ -113,7 +114,7 @@ def _own_address(store: Any) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def _across_hosts(store: Any, rank: int, size: int, plan: dict[str, Any], seconds: float, check: bool) -> _core.Group:
+def _across_hosts(store: Any, rank: int, size: int, number: int, seconds: float, check: bool) -> object:
     """Connects ranks of several hosts: by the MPI that has started all of them, otherwise by TCP."""
     store.set(f"mpi/{rank}", json.dumps(_mpi_place(size)))
     found = []
@@ -125,7 +126,23 @@ def _across_hosts(store: Any, rank: int, size: int, plan: dict[str, Any], second
     if all(found):
         from hvd import _core_mpi
 
-        return _core.group_over(_core_mpi.connect_group([place[0] for place in found], plan["number"], seconds, check))
+        return _core_mpi.connect_group([place[0] for place in found], number, seconds, check)
+    return over_tcp(store, rank, size, seconds, seconds, check)
+
+
+def over_store(rank: int, size: int) -> object:
+    """Connects the ranks of a job, which meet in the store at MASTER_ADDR and MASTER_PORT; collective. The limits are
+    HVD_TIMEOUT and HOROVOD_START_TIMEOUT.
+    """
+    timeout, start_timeout = _core.time_limits()
+    limit = timedelta(seconds=min(start_timeout, _LONGEST))
+    store, _, _ = next(_stores.rendezvous("env://", rank, size, timeout=limit))
+    turn = store.add(f"hvd/jobs of {rank}", 1)
+    return over_tcp(_stores.PrefixStore(f"hvd/job {turn}", store), rank, size, timeout, start_timeout, False)
+
+
+def over_tcp(store: Any, rank: int, size: int, timeout: float, start_timeout: float, check: bool) -> object:
+    """Connects ranks that share ``store`` by TCP between hosts, and by shared memory within each; collective."""
     if rank == 0:
         secret = secrets.token_hex(16)
         try:
@@ -134,14 +151,14 @@ def _across_hosts(store: Any, rank: int, size: int, plan: dict[str, Any], second
             store.set("tcp", json.dumps(["", f"rank 0 on {socket.gethostname()} cannot listen: {e}"]))
             raise dist.DistBackendError(f"hvd: rank 0 on {socket.gethostname()} cannot listen: {e}") from e
         store.set("tcp", json.dumps([listener.address, secret]))
-        return _core.group_over(interruptible(lambda: _core.accept_tcp(listener, size, seconds, seconds, check)))
-    text = _wait(store, "tcp", seconds)
+        return interruptible(lambda: _core.accept_tcp(listener, size, timeout, start_timeout, check))
+    text = _wait(store, "tcp", start_timeout)
     if text is None:
-        raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {seconds:g} s")
+        raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {start_timeout:g} s")
     address, secret = json.loads(text)
     if not address:
         raise dist.DistBackendError(f"hvd: {secret}")
-    return _core.group_over(interruptible(lambda: _core.connect_tcp(rank, size, address, secret, seconds, seconds, check)))
+    return interruptible(lambda: _core.connect_tcp(rank, size, address, secret, timeout, start_timeout, check))
 
 
 def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core.Group:
@@ -175,6 +192,6 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
     try:
         if "shm" in plan:
             return interruptible(lambda: _core.group_shm(plan["shm"], rank, size, seconds, check))
-        return _across_hosts(store, rank, size, plan, seconds, check)
+        return _core.group_over(_across_hosts(store, rank, size, plan["number"], seconds, check))
     except HorovodInternalError as e:
         raise dist.DistBackendError(f"hvd: {str(e).removeprefix('hvd: ')}") from e
