@@ -296,3 +296,25 @@ TEST_CASE("TCP: all that come learn what is wrong at the start") {
   first.join();
   second.join();
 }
+
+TEST_CASE("TCP: a rank that is killed on another host is named, not those that end because of it") {
+  using two_levels = hvd::Hierarchical<hvd::ShmTransport, TcpTransport>;
+  const hvd::test::left_behind seen(4);
+  static_cast<void>(hvd::fork_run(4, [&](hvd::ShmTransport& started) {
+    TcpTransport comm = on_tcp::connect(started, long_deadline().failure);
+    TcpTransport near = comm.split(comm.rank() / 2, comm.rank());
+    hvd::ShmTransport local(near);
+    const int rank = comm.rank();
+    try {
+      two_levels both(std::move(comm), std::move(local));
+      std::vector<float> x(100'000);
+      hvd::allreduce(both, x);
+      if (rank == 3) std::raise(SIGKILL);
+      for (;;) hvd::allreduce(both, x);
+    } catch (const hvd::error& e) {
+      seen[static_cast<std::size_t>(rank)] = e.kind() == hvd::error::peer_lost && e.rank() == 3 ? 1 : 2;
+      if (e.rank() != 3) std::fprintf(stderr, "%s\n", e.what());
+    }
+  }));
+  for (const std::size_t r : {0, 1, 2}) CHECK(seen[r] == 1);
+}

@@ -273,11 +273,33 @@ class two_levels {
   /// Errors of the levels name the rank at fault by its rank in the whole group.
   template <class F>
   void on_host(const F& f) const {
-    host_map::on_level(f, [&](int local) { return map_.rank_of(host_, local); });
+    on_level(f, [&](int local) { return map_.rank_of(host_, local); });
   }
   template <class F>
   void on_lane(const F& f) const {
-    host_map::on_level(f, [&](int host) { return map_.rank_of(host, local_.rank()); });
+    on_level(f, [&](int host) { return map_.rank_of(host, local_.rank()); });
+  }
+  /// A rank may end because another one was lost, which only the whole group shows.
+  template <class F, class Whole>
+  void on_level(const F& f, const Whole& whole) const {
+    try {
+      host_map::on_level(f, whole);
+    } catch (const error& e) {
+      const bool ended = e.kind() == error_kind::peer_lost || e.kind() == error_kind::aborted;
+      const int lost = ended ? first_lost() : -1;
+      if (lost < 0 || lost == e.rank()) throw;
+      throw error(error_kind::peer_lost, joined({sentence(e), ", after rank ", lost, is_lost}), lost);
+    }
+  }
+  int first_lost() const {
+    if constexpr (Probing<Cross>) {
+      try {
+        world_.check();
+      } catch (const error& e) {
+        if (e.kind() == error_kind::peer_lost) return e.rank();
+      }
+    }
+    return -1;
   }
 
   /// If there is only one level, or two do not help the call, runs the call on one level and returns true.

@@ -33,7 +33,7 @@ def test_settings_become_variables():
 def test_warnings_errors_and_what_was_done():
     done = hvdrun("-np", "2", "--verbose", "--binding-args", "-bind-to none", "--gloo", "--mpi-args", "-v", "true")
     assert done.returncode == 0 and done.stderr.splitlines() == [
-        "hvdrun: --gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
+        "hvdrun: --gloo has no effect here: ranks of one host talk through shared memory",
         "hvdrun: --mpi-args has no effect here: all ranks are on this host",
         "hvdrun: ranks are not bound: as asked for",
     ]

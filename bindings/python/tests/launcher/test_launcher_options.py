@@ -108,10 +108,10 @@ def test_variables():
 
 
 def test_what_changes_nothing_is_said():
-    said = options.parse(["--gloo", "--min-np", "2", "--max-np", "2", "--reset-limit", "1", *END])[1]
+    said = options.parse(["--jsrun", "--min-np", "2", "--max-np", "2", "--reset-limit", "1", *END])[1]
     assert said == [
         "--reset-limit has no effect here: hvd has no elastic jobs",
-        "--gloo has no effect here: ranks talk through shared memory, and across hosts over MPI",
+        "--jsrun has no effect here: mpiexec.hydra starts the ranks on several hosts",
     ]
     assert options.parse(["--fusion-threshold-mb", "1", "--cycle-time-ms", "1", "--autotune", *END])[1] == []
 

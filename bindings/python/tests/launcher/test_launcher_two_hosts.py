@@ -382,6 +382,115 @@ def test_digits(two):
     assert done.returncode == 0 and len(accuracies) == 2 and float(accuracies[-1]) > 80, done.stdout + done.stderr
 
 
+# ---- without an MPI between the hosts ------------------------------------------------------------------------------
+
+BOTH = """
+import os
+import torch, torch.distributed as dist
+import hvd.torch as hvd
+from torch.nn.parallel import DistributedDataParallel
+
+hvd.init()
+r, n = hvd.rank(), hvd.size()
+assert not hvd.mpi_enabled() and hvd.allreduce(torch.full((3,), r + 1.0), op=hvd.Sum).tolist() == [n * (n + 1) / 2] * 3
+assert (hvd.local_size(), hvd.cross_size()) == (2, 2) if n == 4 else n == 3
+assert hvd.allgather_object(r) == list(range(n))
+dist.init_process_group("hvd")
+assert len(set(dist.group.WORLD._group.hosts)) == 2
+for count in (1, 1000, 300_000):
+    x = torch.arange(count, dtype=torch.float64) + r
+    dist.all_reduce(x)
+    assert torch.equal(x, torch.arange(count, dtype=torch.float64) * n + n * (n - 1) / 2)
+    parts = [torch.empty(count) for _ in range(n)]
+    dist.all_gather(parts, torch.full((count,), float(r)))
+    assert all(bool(part.eq(q).all()) for q, part in enumerate(parts))
+if r == n - 1:
+    dist.send(torch.arange(100_000), 0, tag=7)
+elif r == 0:
+    got = torch.empty(100_000, dtype=torch.int64)
+    assert dist.recv(got, tag=7) == n - 1 and torch.equal(got, torch.arange(100_000))
+across = dist.new_group([0, n - 1])
+if r in (0, n - 1):
+    objects = [None, None]
+    dist.all_gather_object(objects, {"rank": r}, group=across)
+    assert objects == [{"rank": 0}, {"rank": n - 1}]
+torch.manual_seed(r)
+model = DistributedDataParallel(torch.nn.Linear(300, 300))
+model(torch.full((2, 300), float(r))).sum().backward()
+assert torch.allclose(model.module.weight.grad, torch.full((300, 300), float(n - 1)))
+dist.destroy_process_group()
+hvd.shutdown()
+os.write(1, f"done by {n}\\n".encode())
+"""
+
+
+def torchrun_on_hosts(two, script, ranks, **env):
+    """torchrun on each host, as torchrun's documentation says for several: exit code, output and error output of each."""
+    nodes = []
+    for i, host in enumerate(two.all):
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks[i])]
+        words += ["--node-rank", str(i), "--master-addr", two.all[0].name, "--master-port", "29431", str(script)]
+        nodes.append(
+            subprocess.Popen(
+                [*two.enter, str(two.agent), host.name, shlex.join(words)], stdin=subprocess.DEVNULL, text=True,
+                env=environment(**{**two.reach, "OMP_NUM_THREADS": "1", **env}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    outputs = [node.communicate(timeout=LIMIT) for node in nodes]
+    return [(node.returncode, *output) for node, output in zip(nodes, outputs)]
+
+
+@with_torch
+@pytest.mark.parametrize("ranks", [(2, 2), (1, 2)])
+def test_torchrun_on_two_hosts(two, tmp_path, ranks):
+    script = tmp_path / "both.py"
+    script.write_text(BOTH)
+    for count, (code, output, text) in zip(ranks, torchrun_on_hosts(two, script, ranks)):
+        assert (code, output) == (0, f"done by {sum(ranks)}\n" * count), text
+
+
+LOSES = """
+import os, signal, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("hvd")
+r = dist.get_rank()
+x = torch.ones(100_000)
+dist.all_reduce(x)
+if r == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+since = time.monotonic()
+try:
+    while True:
+        dist.all_reduce(x)
+except dist.DistBackendError as e:
+    lost = "has exited or was killed" in str(e) and "rank 3" in str(e)
+    print(f"rank {r} {'names' if lost else e} {time.monotonic() - since < 2}", flush=True)
+time.sleep(3)  # torchrun ends a host's other ranks as soon as one has failed
+raise SystemExit(1)
+"""
+
+
+@with_torch
+def test_a_rank_that_is_killed_on_another_host(two, tmp_path):
+    script = tmp_path / "loses.py"
+    script.write_text(LOSES)
+    (_, first, text), (_, second, _) = torchrun_on_hosts(two, script, (2, 2))
+    assert sorted(first.splitlines()) == ["rank 0 names True", "rank 1 names True"], text + second
+
+
+@with_torch
+def test_hvdrun_without_an_mpi_between_ranks(two, tmp_path):
+    script = tmp_path / "both.py"
+    script.write_text(BOTH)
+    done = two.hvdrun("-np", "4", "-H", "h1:2,h2:2", "--gloo", sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{r}]<stdout>: done by 4" for r in range(4)]
+
+
+# ---- more of an MPI ------------------------------------------------------------------------------------------------
+
+
 def test_mpi_alone(two, tmp_path):
     compiler = shutil.which("mpicxx.mpich")
     if not compiler:

@@ -103,7 +103,7 @@ def run(
         python or [sys.executable],
         places or [("localhost", count)],
         start_timeout,
-        "mpi" if use_mpi else None,
+        "mpi" if use_mpi else "tcp" if use_gloo else None,
         ssh_port=ssh_port,
         ssh_identity=ssh_identity_file,
         interfaces=interfaces.split(",") if interfaces else (),

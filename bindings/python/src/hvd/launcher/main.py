@@ -147,6 +147,8 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         common["mpi_args"] = [*(chosen.binding_args or []), *(chosen.mpi_args or [])]
         if chosen.mpi:
             env.setdefault("HVD_TRANSPORT", "mpi")
+        if chosen.gloo:
+            env.setdefault("HVD_TRANSPORT", "tcp")
         if chosen.tcp:
             env.setdefault("UCX_TLS", "tcp,sm,self")
             env.setdefault("NCCL_IB_DISABLE", "1")

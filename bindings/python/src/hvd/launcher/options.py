@@ -95,8 +95,8 @@ def make_parser() -> Parser:
         place.add_argument(name, dest="network_interfaces", metavar="NAMES", help="for traffic between hosts, such as eth0,eth1 (default: those that all hosts reach)")
     place.add_argument("--tcp", action="store_true", help="use only TCP between hosts")
     place.add_argument("--mpi", action="store_true", help="use MPI on one host, too")
-    for name in ("gloo", "jsrun"):
-        place.add_argument(f"--{name}", action="store_true", default=None, help=settings.help_of(name))
+    place.add_argument("--gloo", action="store_true", default=None, help="between hosts, use no MPI but hvd's own TCP")
+    place.add_argument("--jsrun", action="store_true", default=None, help=settings.help_of("jsrun"))
     place.add_argument("--mpi-args", type=words, metavar="TEXT", help="more arguments for mpiexec.hydra")
     place.add_argument(
         "--binding-args", type=words, metavar="TEXT", help="-bind-to none, core or core:N (default core)"
@@ -172,6 +172,8 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
             parser.error("-H, --hostfile and --host-discovery-script exclude each other")
     if from_file.get("controller") == "gloo":
         options.gloo = True
+    if options.mpi and options.gloo:
+        parser.error("--mpi and --gloo exclude each other")
     said = settings.warnings(vars(options), "always", *([] if options.host_discovery_script else ["without a script"]))
     if options.host_discovery_script:
         said.append("--host-discovery-script is run once, at the start: hvd has no elastic jobs")

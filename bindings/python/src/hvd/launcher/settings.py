@@ -113,7 +113,7 @@ IDLE = {
     "reset-limit": Idle(_ELASTIC),
     "blacklist-cooldown-range": Idle(_ELASTIC, argument="cooldown_range"),
     "disable-cache": Idle("nothing is cached between starts"),
-    "gloo": Idle("ranks talk through shared memory, and across hosts over MPI", argument="use_gloo"),
+    "gloo": Idle("ranks of one host talk through shared memory", "on one host", "use_gloo"),
     "jsrun": Idle("mpiexec.hydra starts the ranks on several hosts"),
     "ssh-port": _HERE,
     "ssh-identity-file": _HERE,

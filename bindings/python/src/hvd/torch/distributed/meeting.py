@@ -93,7 +93,7 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
 
 def _mpi_place(size: int) -> list[int]:
     """Rank and size in the MPI that has started this process, or nothing if none connects ``size`` processes."""
-    if not started_by_mpi():
+    if os.environ.get("HVD_TRANSPORT") == "tcp" or not started_by_mpi():
         return []
     try:
         from hvd import _core_mpi
