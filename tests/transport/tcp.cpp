@@ -121,10 +121,59 @@ TEST_CASE("TCP: a rank that is killed is named by all, at once") {
       const bool quick = std::chrono::steady_clock::now() - since < std::chrono::seconds(10);
       seen[static_cast<std::size_t>(comm.rank())] = e.kind() == hvd::error::peer_lost && e.rank() == 2 && quick ? 1 : 2;
       if (e.rank() != 2) std::fprintf(stderr, "%s\n", e.what());
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
     }
   }));
   for (const std::size_t r : {0, 1, 3}) CHECK(seen[r] == 1);
+}
+
+TEST_CASE("TCP: a rank that looks late names the rank that was killed, not one that ended because of it") {
+  const hvd::test::left_behind seen(3);
+  static_cast<void>(hvd::fork_run(3, [&](hvd::ShmTransport& started) {
+    TcpTransport comm = on_tcp::connect(started, long_deadline().failure);
+    std::vector<int> big(300'000), small(10);  // 1.2 MB, more than is on its way at once
+    const int rank = comm.rank();
+    try {
+      comm.barrier();
+      if (rank == 2) std::raise(SIGKILL);
+      if (rank == 0) std::this_thread::sleep_for(500ms);
+      const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+      comm.exchange(bytes(small), 40, 1 - rank, bytes(big), 40, 1 - rank);
+      hvd::recv(comm, small, 2);
+    } catch (const hvd::error& e) {
+      seen[static_cast<std::size_t>(rank)] = e.kind() == hvd::error::peer_lost && e.rank() == 2 ? 1 : 2;
+    }
+  }));
+  CHECK((seen[0] == 1 && seen[1] == 1));
+}
+
+TEST_CASE("TCP: a message to a rank that has left is refused") {
+  on_tcp::run(2, [](TcpTransport& comm) {
+    if (comm.rank() == 0) return;
+    std::vector<int> big(1'000'000);
+    std::this_thread::sleep_for(50ms);
+    try {
+      for (int i = 0; i != 3; ++i) hvd::send(comm, big, 0);
+      require(false, "sent to a rank that has left");
+    } catch (const hvd::error& e) {
+      require(e.kind() == hvd::error::peer_lost && e.rank() == 0, e.what());
+    }
+  });
+}
+
+TEST_CASE("TCP: a message to itself that was not sent leaves the streams whole") {
+  on_tcp::run(2, [](TcpTransport& comm) {
+    std::vector<int> out(1'000'000, comm.rank()), in(out.size());
+    const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+    const int peer = 1 - comm.rank();
+    try {
+      comm.exchange(bytes(out), out.size() * 4, peer, bytes(in), 4, comm.rank());
+      require(false, "received what nobody has sent");
+    } catch (const hvd::error& e) {
+      require(e.kind() == hvd::error::invalid_argument, e.what());
+    }
+    comm.exchange(bytes(out), out.size() * 4, peer, bytes(in), in.size() * 4, peer);
+    require(in == std::vector<int>(in.size(), peer), "another message");
+  });
 }
 
 TEST_CASE("TCP: a rank that has left is no loss for those that do not need it") {
@@ -163,6 +212,7 @@ class mail {
   letter recv(std::size_t n, int from, int tag, std::chrono::milliseconds limit = 30s) {
     return post({std::vector<int>(n)}, false, from, tag, limit);
   }
+  void look() { channel_->progress(); }
   void finish(const letter& l) {
     while (!l.what->done) {
       if (!channel_->progress()) channel_->wait([] { return false; });
@@ -210,6 +260,25 @@ TEST_CASE("TCP: tagged messages, in any order and of any length") {
   });
 }
 
+TEST_CASE("TCP: a tagged message that nobody has asked for before a part of it came") {
+  on_tcp::run(2, [](TcpTransport& comm) {
+    mail m(comm);
+    constexpr std::size_t n = 10'000'000;  // takes longer than the first looks
+    if (comm.rank() == 0) {
+      m.finish(m.send(n, 1, 5));
+    } else {
+      const auto other = m.recv(1, 0, 6);  // so that something is in flight
+      for (int i = 0; i != 20; ++i) {
+        m.look();
+        std::this_thread::sleep_for(1ms);
+      }
+      const auto big = m.recv(n, 0, 5);
+      m.finish(big);
+      require(!big.what->problem && big.data == mail::content(n, 0, 5), "another message");
+    }
+  });
+}
+
 TEST_CASE("TCP: tagged messages of another length, and those that do not come in time") {
   on_tcp::run(2, [](TcpTransport& comm) {
     mail m(comm);
@@ -224,6 +293,27 @@ TEST_CASE("TCP: tagged messages of another length, and those that do not come in
     for (const auto* l : {&after, &good}) m.finish(*l);
     require(good.data == mail::content(10, peer, 4), "another message after one of another length");
     comm.barrier();
+  });
+}
+
+TEST_CASE("TCP: tagged messages, the last of ranks that leave, and none from any rank after that") {
+  on_tcp::run(3, [](TcpTransport& comm) {
+    mail m(comm);
+    if (comm.rank() != 0) {
+      m.send(1, 0, 3);  // which 0 does not ask for
+      return m.finish(m.send(100, 0, 1));
+    }
+    const auto late = m.send(1'000'000, 1, 2);
+    for (int i = 0; i != 2; ++i) {
+      const auto in = m.recv(100, -1, 1);
+      m.finish(in);
+      require(!in.what->problem && in.data == mail::content(100, in.what->source, 1), "another message");
+    }
+    const auto none = m.recv(1, -1, 4);
+    m.finish(none);
+    require(none.what->problem && none.what->problem->kind() == hvd::error::peer_lost, "no error");
+    m.finish(late);
+    require(late.what->problem && late.what->problem->rank() == 1, "sent to a rank that has left");
   });
 }
 
@@ -255,11 +345,24 @@ TEST_CASE("TCP: who does not know the secret does not come in, and delays nobody
   }
   const auto since = std::chrono::steady_clock::now();
   std::thread first([&] { CHECK(TcpTransport(std::move(listener), 2, {.start_timeout = 20s}).size() == 2); });
-  CHECK_THROWS_WITH_AS(TcpTransport(1, 2, address, "another secret", {.start_timeout = 5s}),
+  CHECK_THROWS_WITH_AS(TcpTransport(1, 2, address, "another secret, also of a good length", {.start_timeout = 5s}),
                        doctest::Contains("does not know this job's secret"), hvd::error);
   CHECK(TcpTransport(1, 2, address, secret, {.start_timeout = 20s}).size() == 2);
   first.join();
   CHECK(std::chrono::steady_clock::now() - since < 5s);
+}
+
+TEST_CASE("TCP: a secret that could be guessed is refused") {
+  CHECK_THROWS_WITH_AS(
+      TcpTransport(0, 2, "127.0.0.1:0", "secret"),
+      "hvd: the secret of a job over TCP has 6 characters; allowed: at least 16, which nobody can guess", hvd::error);
+  CHECK_THROWS_WITH_AS(TcpTransport(2, 2, "127.0.0.1:0", secret), doctest::Contains("rank 2 of 2; allowed:"),
+                       hvd::error);
+  CHECK_THROWS_WITH_AS(TcpTransport(0, 2, "127.0.0.1", secret),
+                       "hvd: address=\"127.0.0.1\" has no port; allowed: HOST:PORT", hvd::error);
+  const hvd::TcpListener first("127.0.0.1:0", secret);
+  CHECK_THROWS_WITH_AS(hvd::TcpListener(first.address(), secret), doctest::Contains("another program uses this port"),
+                       hvd::error);
 }
 
 TEST_CASE("TCP: all that come learn what is wrong at the start") {
@@ -275,10 +378,10 @@ TEST_CASE("TCP: all that come learn what is wrong at the start") {
     hvd::TcpListener listener("127.0.0.1:0", secret);
     const std::string address = listener.address();
     std::thread other([&] {
-      CHECK(complaint([&] { TcpTransport(rank, size, address, secret, {.start_timeout = 1s}); }) ==
+      CHECK(complaint([&] { TcpTransport(rank, size, address, secret, {.start_timeout = 30s}); }) ==
             doctest::Contains(std::string(wanted).c_str()));
     });
-    CHECK(complaint([&] { TcpTransport(std::move(listener), own_size, {.start_timeout = 500ms}); }) ==
+    CHECK(complaint([&] { TcpTransport(std::move(listener), own_size, {.start_timeout = 3s}); }) ==
           doctest::Contains(std::string(wanted).c_str()));
     other.join();
   };
@@ -287,11 +390,11 @@ TEST_CASE("TCP: all that come learn what is wrong at the start") {
   hvd::TcpListener listener("127.0.0.1:0", secret);
   const std::string address = listener.address();
   const auto twice = [&] {
-    CHECK(complaint([&] { TcpTransport(1, 3, address, secret, {.start_timeout = 1s}); }) !=
+    CHECK(complaint([&] { TcpTransport(1, 3, address, secret, {.start_timeout = 20s}); }) !=
           doctest::Contains("no error"));
   };
   std::thread first(twice), second(twice);
-  CHECK(complaint([&] { TcpTransport(std::move(listener), 3, {.start_timeout = 1s}); }) ==
+  CHECK(complaint([&] { TcpTransport(std::move(listener), 3, {.start_timeout = 20s}); }) ==
         "mismatch: hvd: TcpTransport: two processes claim rank 1; each rank needs its own number");
   first.join();
   second.join();

@@ -74,6 +74,7 @@ inline constexpr pace gpu_turn{.sleep = us(20)};
 
 /// Ranks that join a group: at once if all start together, or after seconds.
 inline constexpr pace joining{.sleep = us(20), .longest = us(1000)};
+inline constexpr pace connecting{.sleep = us(200), .longest = us(50'000)};  // each try costs a packet, or a port
 /// A lock that another process holds for microseconds, to remove a name, and one that it holds for milliseconds, to
 /// append to a timeline.
 inline constexpr pace name_lock{.sleep = us(50)};

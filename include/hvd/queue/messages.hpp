@@ -73,7 +73,10 @@ class queued_messages final : public queued_work {
  private:
   using messages = std::deque<std::shared_ptr<message>>;
 
-  [[nodiscard]] bool any() const noexcept { return !(posted_.empty() && in_flight_.empty()); }
+  /// True if something can be moved: the channel may still have the rest of a message that nobody waits for any more.
+  [[nodiscard]] bool any() const noexcept {
+    return !posted_.empty() || !in_flight_.empty() || (!running_ && !broken_ && !channel_->idle());
+  }
   [[nodiscard]] bool idle() const noexcept override { return !running_ && !any(); }
 
   /// Moves messages as far as possible. The caller holds the lock, and no other thread moves any. `waits`: wait until a
@@ -135,6 +138,7 @@ class queued_messages final : public queued_work {
   void drive() {
     lock held(mutex_);
     const auto urgent = [this](auto now) {
+      if (in_flight_.empty() && posted_.empty()) return true;
       const message& first = in_flight_.empty() ? *posted_.front() : *in_flight_.front();
       return closing_ || !first.quick() || now - first.submitted >= helper_thread::look_every;
     };

@@ -34,7 +34,7 @@ class TcpListener {
   /// `address`: "HOST:PORT" of this host; port 0 is any free one. `secret`: see TcpTransport. Errors: invalid_argument,
   /// system (the port is in use, no such host).
   TcpListener(std::string_view address, std::string_view secret)
-      : listener_(std::make_shared<detail::tcp_listener>(detail::tcp_address(address), detail::key_of(secret))) {}
+      : listener_(std::make_shared<detail::tcp_listener>(detail::tcp_address(address), detail::tcp_key(secret))) {}
 
   /// "10.0.0.1:40123". For a listener at "0.0.0.0" the address is that, and the port the one to tell.
   [[nodiscard]] std::string address() const { return listener_->address().text(); }
@@ -49,8 +49,10 @@ class TcpListener {
 ///
 /// * Only processes that know the job's secret can connect (meet.hpp). What the ranks send is neither encrypted nor
 ///   signed, as with an MPI, NCCL or Gloo: use it in a network that you trust.
-/// * A rank that ends without having left is noticed at once by all that wait, on every host, and named. A host that is
-///   gone is noticed by the kernel's probes, after some 8 s; a rank that is silent, at failure_policy::timeout.
+/// * A rank that ends without having left is noticed at once by all that wait, on every host, and named. (If it has
+/// sent
+///   messages that a rank has not yet received, that rank notices when it waits for it.) A host that is gone is noticed
+///   after some 8 s; a rank that does not answer, at failure_policy::timeout.
 /// * Each group has a connection for each pair of its ranks; a rank of an engine on two levels has some 6 for each
 ///   other rank.
 class TcpTransport {
@@ -60,12 +62,13 @@ class TcpTransport {
 
   /// Connects `size` ranks; collective. Rank 0 listens at `address`, "HOST:PORT", and the others find it there; each
   /// then listens on a port of its own, on the network by which it has reached rank 0. `secret` is the same text on all
-  /// ranks, and no other user's process may know it: 32 random hexadecimal digits, for example.
+  /// ranks, of at least 16 characters, and no other user's process may know it: 32 random hexadecimal digits, for
+  /// example.
   ///
-  /// Errors: invalid_argument (a rank out of range, an address without a port), system (the port is in use, no such
-  /// host), timeout (ranks that do not come within failure_policy::start_timeout), mismatch (another secret; ranks that
-  /// differ in their version of hvd or in the size, or two with one number: on all that have come). Cost: some
-  /// milliseconds.
+  /// Errors: invalid_argument (a rank out of range, an address without a port, a short secret), system (the port is in
+  /// use, no such host), timeout (ranks that do not come within failure_policy::start_timeout), mismatch (another
+  /// secret; ranks that differ in their version of hvd or in the size, or two with one number: on all that have come).
+  /// Cost: some milliseconds.
   TcpTransport(int rank, int size, std::string_view address, std::string_view secret,
                const options& opts = options::from_environment())
       : TcpTransport(join(rank, size, address, secret, nullptr, opts)) {}
@@ -126,10 +129,10 @@ class TcpTransport {
   /// those of `barrier`, and those of connecting. Cost: a connection to each other rank of the new group.
   [[nodiscard]] TcpTransport split(int color, int key) {
     struct wish {
-      int color, key, rank;
+      int color, key, rank, unused;
       std::uint64_t number;
     };
-    const auto wishes = group_->share("split", wish{color, key, rank(), detail::random_word()});
+    const auto wishes = group_->share("split", wish{color, key, rank(), 0, detail::random_word()});
     std::vector<wish> members;
     for (const wish& w : wishes) {
       if (detail::same_group(w.color, w.rank, color, rank())) members.push_back(w);
@@ -145,7 +148,7 @@ class TcpTransport {
     }
     std::vector<detail::tcp_peer> peers(members.size());
     connect(*part, mine, members.front().number, peers, 0, "split on " + group_->label(),
-            detail::deadline_after(group_->failure().start_timeout));
+            detail::deadline_after(group_->failure().start_timeout), [this] { group_->check(); });
     return TcpTransport(std::move(part), mine, std::move(peers), group_->failure());
   }
 
@@ -181,8 +184,10 @@ class TcpTransport {
 
   /// Connects `mine` to the other ranks of a group, from rank `first` on: first to those before it, then it accepts the
   /// others, so that no two wait for each other.
+  /// `still_whole()` throws if one of them is lost.
+  template <class Check>
   static void connect(const address_book& at, int mine, std::uint64_t number, connections& connected, int first,
-                      const std::string& who, detail::tcp_clock::time_point until) {
+                      const std::string& who, detail::tcp_clock::time_point until, const Check& still_whole) {
     const int size = static_cast<int>(at.addresses.size());
     detail::tcp_introduction own;
     own.group = number;
@@ -190,16 +195,28 @@ class TcpTransport {
     own.size = size;
     for (int q = first; q < mine; ++q) {
       const auto to = static_cast<std::size_t>(q);
-      connected[to] = detail::tcp_peer(detail::tcp_connect(at.addresses[to], at.listener->key(), own, who, until));
+      own.to = q;
+      connected[to] =
+          detail::tcp_peer(detail::tcp_connect(at.addresses[to], at.listener->key(), own, who, false, until));
     }
-    for (int missing = size - std::max(mine + 1, first); missing > 0; --missing) {
-      auto arrival = at.listener->next(number, until);
+    for (int missing = size - std::max(mine + 1, first); missing > 0;) {
+      const auto now = detail::tcp_clock::now();
+      auto arrival = at.listener->next(number, std::min(until, now + std::chrono::milliseconds(100)));
+      if (!arrival && now < until) {
+        still_whole();
+        continue;
+      }
       if (!arrival) {
         int q = std::max(mine + 1, first);
         while (connected[static_cast<std::size_t>(q)].connection()) ++q;
         detail::fail(error_kind::timeout, {who, ": rank ", q, " did not connect in time"}, q);
       }
-      connected[static_cast<std::size_t>(arrival->who.rank)] = detail::tcp_peer(std::move(arrival->socket));
+      const int q = arrival->who.rank;
+      if (arrival->who.to != mine || q < first || q <= mine || q >= size ||
+          connected[static_cast<std::size_t>(q)].connection())
+        continue;
+      connected[static_cast<std::size_t>(q)] = detail::tcp_peer(std::move(arrival->socket));
+      --missing;
     }
   }
 
@@ -207,7 +224,7 @@ class TcpTransport {
   struct answer {
     std::uint64_t number = 0;
     std::array<char, 256> problem{};
-    error_kind kind{};
+    std::uint64_t kind = 0;
   };
   struct address_text {
     std::array<char, 64> text{};
@@ -220,6 +237,7 @@ class TcpTransport {
                    {"TcpTransport: rank ", rank, " of ", size, "; allowed: at least one rank, numbered from 0"});
     }
     detail::check_limit("failure_policy::timeout", opts.timeout);
+    detail::check_limit("failure_policy::start_timeout", opts.start_timeout);
     const std::string who = detail::joined({"TcpTransport on rank ", rank, " of ", size});
     auto at = std::make_shared<address_book>();
     connections connected(static_cast<std::size_t>(size));
@@ -231,7 +249,7 @@ class TcpTransport {
     const std::uint64_t number = rank == 0
                                      ? accept_all(*at, size, address, secret, std::move(listener), connected, until)
                                      : introduce(*at, rank, size, address, secret, connected, who, until);
-    if (rank != 0) connect(*at, rank, number, connected, 1, who, until);
+    if (rank != 0) connect(*at, rank, number, connected, 1, who, until, [] {});
     return TcpTransport(std::move(at), rank, std::move(connected), opts);
   }
 
@@ -241,7 +259,7 @@ class TcpTransport {
                                   detail::tcp_clock::time_point until) {
     at.listener = listener
                       ? std::move(listener)
-                      : std::make_shared<detail::tcp_listener>(detail::tcp_address(address), detail::key_of(secret));
+                      : std::make_shared<detail::tcp_listener>(detail::tcp_address(address), detail::tcp_key(secret));
     at.addresses.resize(connected.size());
     std::vector<detail::tcp_socket> come(connected.size()), others;
     answer said;
@@ -249,7 +267,7 @@ class TcpTransport {
     const auto problem = [&](error_kind kind, std::initializer_list<detail::piece> what) {
       if (said.problem[0] != '\0') return;
       detail::joined(what).copy(said.problem.data(), said.problem.size() - 1);
-      said.kind = kind;
+      said.kind = static_cast<std::uint64_t>(kind);
     };
     for (int missing = size - 1; missing > 0 && said.problem[0] == '\0'; --missing) {
       auto arrival = at.listener->next(0, until);
@@ -277,6 +295,10 @@ class TcpTransport {
       } else {
         const auto q = static_cast<std::size_t>(g.rank);
         at.addresses[q] = detail::tcp_address::of(arrival->socket.fd(), ::getpeername).with_port(g.port);
+        if (at.addresses[q].length() == 0) {
+          problem(error_kind::peer_lost, {"rank ", g.rank, detail::is_lost});
+          break;
+        }
         come[q] = std::move(arrival->socket);
         continue;
       }
@@ -291,7 +313,7 @@ class TcpTransport {
         static_cast<void>(s.write_all(texts.data(), texts.size() * sizeof texts.front(), soon));
       }
     }
-    if (said.problem[0] != '\0') detail::fail(said.kind, {"TcpTransport: ", said.problem.data()});
+    if (said.problem[0] != '\0') detail::fail(detail::kind_of(said.kind), {"TcpTransport: ", said.problem.data()});
     for (std::size_t q = 1; q != come.size(); ++q) connected[q] = detail::tcp_peer(std::move(come[q]));
     return said.number;
   }
@@ -300,27 +322,31 @@ class TcpTransport {
                                  std::string_view secret, connections& connected, const std::string& who,
                                  detail::tcp_clock::time_point until) {
     const detail::tcp_address first(address);
-    const detail::secret_key key = detail::key_of(secret);
+    const detail::secret_key key = detail::tcp_key(secret);
     // Its listener is on the network by which rank 0 is reached, which a connected socket tells.
     detail::tcp_socket probe = detail::tcp_socket::open(first.family(), SOCK_DGRAM);
     if (!probe || ::connect(probe.fd(), first.data(), first.length()) != 0) {
-      detail::fail(error_kind::system, {who, ": no way to ", first.text(), ": ", std::strerror(errno)});
+      const int why = errno;
+      detail::fail(error_kind::system, {who, ": no way to ", first.text(), ": ", std::strerror(why)});
     }
     at.listener = std::make_shared<detail::tcp_listener>(detail::tcp_address::of(probe.fd()).with_port(0), key);
     detail::tcp_introduction own;
     own.rank = rank;
     own.size = size;
     own.port = at.listener->address().port();
-    detail::tcp_socket s = detail::tcp_connect(first, key, own, who, until);
+    detail::tcp_socket s = detail::tcp_connect(first, key, own, who, true, until);
     // Rank 0 waits for others as long as this one does, and then says who is missing.
     const auto answer_until = until == detail::tcp_clock::time_point::max() ? until : until + std::chrono::seconds(5);
     answer said;
     std::vector<address_text> texts(static_cast<std::size_t>(size));
     const bool answered = s.read_all(&said, sizeof said, answer_until);
-    if (answered && said.problem[0] != '\0') detail::fail(said.kind, {"TcpTransport: ", said.problem.data()});
+    if (answered && said.problem[0] != '\0') {
+      detail::fail(detail::kind_of(said.kind), {"TcpTransport: ", said.problem.data()});
+    }
     if (!answered || !s.read_all(texts.data(), texts.size() * sizeof texts.front(), answer_until)) {
-      detail::fail(errno == ETIMEDOUT ? error_kind::timeout : error_kind::peer_lost,
-                   {who, ": no answer from rank 0 at ", first.text(), ": ", detail::tcp_problem(errno)}, 0);
+      const int why = errno;
+      detail::fail(why == ETIMEDOUT ? error_kind::timeout : error_kind::peer_lost,
+                   {who, ": no answer from rank 0 at ", first.text(), ": ", detail::tcp_problem(why)}, 0);
     }
     at.addresses.push_back(first);
     for (std::size_t q = 1; q != texts.size(); ++q) at.addresses.emplace_back(texts[q].text.data());

@@ -426,6 +426,12 @@ os.write(1, f"done by {n}\\n".encode())
 
 def torchrun_on_hosts(two, script, ranks, **env):
     """torchrun on each host, as torchrun's documentation says for several: exit code, output and error output of each."""
+    nodes = start_torchrun(two, script, ranks, **env)
+    outputs = [node.communicate(timeout=LIMIT) for node in nodes]
+    return [(node.returncode, *output) for node, output in zip(nodes, outputs)]
+
+
+def start_torchrun(two, script, ranks, **env):
     nodes = []
     for i, host in enumerate(two.all):
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks[i])]
@@ -436,8 +442,7 @@ def torchrun_on_hosts(two, script, ranks, **env):
                 env=environment(**{**two.reach, "OMP_NUM_THREADS": "1", **env}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
         )  # fmt: skip
-    outputs = [node.communicate(timeout=LIMIT) for node in nodes]
-    return [(node.returncode, *output) for node, output in zip(nodes, outputs)]
+    return nodes
 
 
 @with_torch
@@ -477,6 +482,43 @@ def test_a_rank_that_is_killed_on_another_host(two, tmp_path):
     script.write_text(LOSES)
     (_, first, text), (_, second, _) = torchrun_on_hosts(two, script, (2, 2))
     assert sorted(first.splitlines()) == ["rank 0 names True", "rank 1 names True"], text + second
+
+
+UNPLUGGED = """
+import os, signal, subprocess, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("hvd")
+r = dist.get_rank()
+x = torch.ones({count})
+dist.all_reduce(x)
+dist.barrier()
+if r == 2:
+    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+since = time.monotonic()
+try:
+    while True:
+        dist.all_reduce(x)
+except dist.DistBackendError as e:
+    text = str(e)
+    named = "or its host is gone: it does not answer" in text and ("rank 2" in text or "rank 3" in text)
+    print(f"rank {{r}} {{'names' if named else text}} {{time.monotonic() - since < 25}}", flush=True)
+time.sleep(2)
+if r >= 2:
+    subprocess.run(["ip", "link", "set", "eth0", "up"], check=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+os._exit(1)
+"""
+
+
+@with_torch
+@pytest.mark.parametrize("count", [10, 3_000_000], ids=["idle", "sending"])
+def test_a_host_without_a_network(two, tmp_path, count):
+    """The kernel says so of an idle connection, hvd itself of one with data on its way."""
+    script = tmp_path / "unplugged.py"
+    script.write_text(UNPLUGGED.format(count=count))
+    (_, first, text), _ = torchrun_on_hosts(two, script, (2, 2))
+    assert sorted(first.splitlines()) == ["rank 0 names True", "rank 1 names True"], text
 
 
 @with_torch

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -66,8 +67,13 @@ class tcp_group {
                 std::byte* in, std::size_t in_bytes, int from) {
     begin(operation);
     if (to == rank_) keep(way, out, out_bytes);
+    if (from == rank_ && peers_[static_cast<std::size_t>(rank_)].kept[static_cast<std::size_t>(way)].empty()) {
+      fail(error_kind::invalid_argument,
+           {operation, " on ", label_, ": no message to itself was sent before, and nobody else can send one"});
+    }
     outgoing o{to == rank_ ? -1 : to, out, out_bytes, tcp_header(way, out_bytes)};
     incoming i{from, way, in, in_bytes};
+    const sending_scope sends(sending_, o);
     if (!step(o, i)) await(o, i);
     if (i.mismatch()) {
       fail(error_kind::mismatch,
@@ -114,6 +120,7 @@ class tcp_group {
   void check() {
     begin("check");
     watch(-1, -1, {});
+    find_silent();
     for (int q = 0; q != size(); ++q) {
       const tcp_peer& p = peers_[static_cast<std::size_t>(q)];
       if (p.has_header() && p.header().what() == channel::left) lost(q);
@@ -129,6 +136,24 @@ class tcp_group {
     tcp_header header;
     std::size_t done = 0;  // with the header
     [[nodiscard]] bool complete() const noexcept { return to < 0 || done == sizeof header + bytes; }
+    /// Writes on, without waiting; nothing after an error.
+    std::optional<std::size_t> write(tcp_peer& p) {
+      std::array<iovec, 2> parts{};
+      std::size_t n = 0;
+      if (done < sizeof header) parts[n++] = {reinterpret_cast<std::byte*>(&header) + done, sizeof header - done};
+      const std::size_t before = done < sizeof header ? 0 : done - sizeof header;
+      if (before != bytes) parts[n++] = {const_cast<std::byte*>(data) + before, bytes - before};
+      const auto sent = p.connection().write(parts.data(), n);
+      if (sent) done += *sent;
+      p.writing = done != 0 && !complete();
+      return sent;
+    }
+  };
+  /// The message on its way out during a transfer, for `end`.
+  struct sending_scope {
+    sending_scope(outgoing*& now, outgoing& o) : now_(now) { now_ = &o; }
+    ~sending_scope() { now_ = nullptr; }
+    outgoing*& now_;
   };
   /// A message on its way in; one of another length, or of the other channel, is read elsewhere.
   struct incoming {
@@ -139,7 +164,7 @@ class tcp_group {
     bool begun = false;
     channel what{};
     std::size_t sent = 0, got = 0;
-    std::vector<std::byte> apart{};
+    std::vector<std::byte> other{};  // one of the other channel
     bool complete = from < 0;
     [[nodiscard]] bool mismatch() const noexcept { return from >= 0 && sent != bytes; }
   };
@@ -166,22 +191,13 @@ class tcp_group {
   }
   void push(outgoing& o) {
     tcp_peer& p = peers_[static_cast<std::size_t>(o.to)];
-    const std::size_t head = sizeof o.header;
     while (!o.complete()) {
-      std::array<iovec, 2> parts{};
-      std::size_t n = 0;
-      if (o.done < head) parts[n++] = {reinterpret_cast<std::byte*>(&o.header) + o.done, head - o.done};
-      const std::size_t before = o.done < head ? 0 : o.done - head;
-      if (before != o.bytes) parts[n++] = {const_cast<std::byte*>(o.data) + before, o.bytes - before};
-      const auto sent = p.connection().write(parts.data(), n);
+      const auto sent = o.write(p);
       if (!sent) {
-        p.why = errno;
-        while (p.look() && p.header().what() >= channel::left) judge(o.to);  // its last words
-        p.ended = true;
+        if (!p.ended) p.why = errno;
+        p.writing = false;
         lost(o.to);
       }
-      o.done += *sent;
-      p.writing = !o.complete();
       if (*sent == 0) return;
     }
   }
@@ -194,10 +210,6 @@ class tcp_group {
       i.complete = true;
       return;
     }
-    if (i.from == rank_) {
-      fail(error_kind::invalid_argument,
-           {operation_, " on ", label_, ": no message to itself was sent before, and nobody else can send one"});
-    }
     while (!i.complete) {
       if (!i.begun) {
         if (!p.look()) return ended(i.from);
@@ -208,15 +220,26 @@ class tcp_group {
         i.sent = p.header().bytes();
         i.got = 0;
         p.take_header();
-        i.apart.resize(i.what == i.way && i.sent == i.bytes ? 0 : i.sent);
+        if (i.what != i.way) reserve(i.other, i.sent);
       }
       const bool own = i.what == i.way;
-      i.got += p.take((i.apart.empty() ? i.data : i.apart.data()) + i.got, i.sent - i.got);
-      if (i.got != i.sent) return ended(i.from);
+      if (own && i.sent != i.bytes) {  // dropped
+        if (!p.skip()) return ended(i.from);
+      } else {
+        i.got += p.take((own ? i.data : i.other.data()) + i.got, i.sent - i.got);
+        if (i.got != i.sent) return ended(i.from);
+      }
       i.complete = own;
       if (own) return;
-      p.kept[static_cast<std::size_t>(i.what)].push_back(std::move(i.apart));
+      p.kept[static_cast<std::size_t>(i.what)].push_back(std::move(i.other));
       i.begun = false;
+    }
+  }
+  void reserve(std::vector<std::byte>& memory, std::size_t bytes) {
+    try {
+      memory.resize(bytes);
+    } catch (const std::exception&) {
+      end(error_kind::no_memory, rank_, {"no memory for a message of ", bytes, " bytes"});
     }
   }
   void keep(channel way, const std::byte* data, std::size_t bytes) {
@@ -230,14 +253,19 @@ class tcp_group {
     } const at_end{waiting_for_};
     if (spin(paces::tcp, [&] { return step(o, i); })) return;
     const auto until = failure_.timeout.count() > 0 ? deadline_after(failure_.timeout) : tcp_clock::time_point::max();
-    for (;;) {
+    for (auto next_look = tcp_clock::now() + look_for_hosts;;) {
       const int peer = i.complete ? o.to : i.from;
       waiting_for_.store(peer, std::memory_order_relaxed);
       watch(o.complete() ? -1 : o.to, i.complete ? -1 : i.from,
             std::min(until, tcp_clock::now() + failure_.look_every));
       if (step(o, i)) return;
       if (interruption_ || aborted_.load()) end(error_kind::aborted, rank_, {"this rank has given up"});
-      if (tcp_clock::now() < until) continue;
+      const auto now = tcp_clock::now();
+      if (now >= next_look) {
+        next_look = now + look_for_hosts;
+        find_silent();
+      }
+      if (now < until) continue;
       const char* const hint = operation_ == "send" && peer == o.to
                                    ? "; a send may wait for its recv: if two ranks both send first, use exchange"
                                    : "";
@@ -271,6 +299,15 @@ class tcp_group {
       }
     }
   }
+  /// Throws if a host does not answer any more. (The kernel reports only that of an idle connection.)
+  void find_silent() {
+    for (int q = 0; q != size(); ++q) {
+      tcp_peer& p = peers_[static_cast<std::size_t>(q)];
+      if (q == rank_ || p.ended || !p.connection().silent()) continue;
+      p.why = ETIMEDOUT;
+      lost(q);
+    }
+  }
   /// Throws if the next that comes from this rank says that the group has failed.
   void judge(int q) {
     const tcp_header h = peers_[static_cast<std::size_t>(q)].header();
@@ -284,25 +321,49 @@ class tcp_group {
       default: end(h.kind(), culprit, {"rank ", culprit, " failed in the middle of an operation"});
     }
   }
-  /// Throws if this rank's stream has ended, and it has not said that it leaves.
+  /// Throws if this rank's stream has ended. (That of a rank that has left is not read to its end.)
   void ended(int q) {
     if (peers_[static_cast<std::size_t>(q)].ended) lost(q);
   }
+  /// The connection to this rank has ended. It may have ended because of another one: then it has said so, or others
+  /// have; and if it could not, in the middle of a message, another one has ended as well.
   [[noreturn]] void lost(int q) {
-    const int why = peers_[static_cast<std::size_t>(q)].why;
+    const auto stream = [&](int r) -> tcp_peer& { return peers_[static_cast<std::size_t>(r)]; };
+    for (tcp_peer& p = stream(q); p.skip() && p.look();) {
+      judge(q);
+      if (p.header().what() == channel::left) break;
+      p.take_header();
+    }
+    const bool cut = stream(q).unread() != 0;
+    int other = -1;
+    for (int r = 0; r != size(); ++r) {
+      if (r == rank_ || r == q) continue;
+      if (stream(r).skip() && stream(r).look()) judge(r);
+      if (stream(r).ended && stream(r).unread() == 0 && other < 0) other = r;
+    }
+    if (cut && other >= 0) q = other;
+    const int why = stream(q).why;
     const bool silent = why == ETIMEDOUT || why == EHOSTUNREACH || why == ENETUNREACH;
     end(error_kind::peer_lost, q, {"rank ", q, is_lost, silent ? ", or its host is gone: it does not answer" : ""});
   }
-  /// Ends the group, here and on the other ranks, and throws.
+  /// Ends the group, here and on the other ranks, and throws. The message on its way out is finished if that takes no
+  /// time, because nothing can be said in the middle of it.
   [[noreturn]] void end(error_kind kind, int culprit, std::initializer_list<piece> what) {
     failed_.emplace(kind, joined({operation_, " on ", label_, ": ", joined(what)}), culprit);
+    if (sending_ != nullptr && sending_->to >= 0) {
+      tcp_peer& p = peers_[static_cast<std::size_t>(sending_->to)];
+      const auto until = tcp_clock::now() + std::chrono::milliseconds(100);
+      while (p.writing && p.connection().await(POLLOUT, until) && sending_->write(p)) continue;
+      if (p.writing) ::shutdown(p.connection().fd(), SHUT_WR);
+    }
     say(tcp_header::failure(kind, culprit));
     throw *failed_;
   }
-  /// The last word to the other ranks, as far as it can be said without waiting.
+  /// The last word to the other ranks.
   void say(tcp_header last) noexcept {
+    const auto until = tcp_clock::now() + std::chrono::milliseconds(500);
     for (const tcp_peer& p : peers_) {
-      if (p.connection() && !p.writing) static_cast<void>(p.connection().write(&last, sizeof last));
+      if (p.connection() && !p.writing) static_cast<void>(p.connection().write_all(&last, sizeof last, until));
     }
   }
   void leave() noexcept {
@@ -311,6 +372,8 @@ class tcp_group {
     }
     finish_sending(peers_, failed_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000));
   }
+
+  static constexpr std::chrono::seconds look_for_hosts{1};
 
   const int rank_;
   std::vector<tcp_peer> peers_;
@@ -321,6 +384,7 @@ class tcp_group {
   std::optional<error> failed_;
   std::atomic<bool> aborted_{false};
   std::atomic<int> waiting_for_{-1};
+  outgoing* sending_ = nullptr;
   std::vector<pollfd> ready_;
   std::vector<int> watched_;
 };

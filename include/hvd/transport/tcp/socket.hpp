@@ -110,16 +110,15 @@ class tcp_socket {
     return fd < 0 ? tcp_socket() : tcp_socket(fd);
   }
 
-  /// For a connection: small messages leave at once, and the kernel finds out within some 8 s that the other host is
-  /// gone.
+  /// For a connection: small messages leave at once, and the kernel looks every 3 s whether the host of an idle one
+  /// still answers. (TCP_USER_TIMEOUT would also end a connection to a rank that computes and does not read: see
+  /// `silent`.)
   void prepare() const noexcept {
-    constexpr int seconds_idle = 3, seconds_between = 1, probes = 5, limit_ms = 8000;
     set(IPPROTO_TCP, TCP_NODELAY, 1);
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(IPPROTO_TCP, TCP_KEEPIDLE, seconds_idle);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, seconds_between);
-    set(IPPROTO_TCP, TCP_KEEPCNT, probes);
-    set(IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 5);
   }
   void set(int level, int option, int value) const noexcept { ::setsockopt(fd(), level, option, &value, sizeof value); }
 
@@ -164,11 +163,14 @@ class tcp_socket {
   }
   /// The number of bytes that the other host has yet to receive; 0 after an error.
   [[nodiscard]] int unsent() const noexcept {
-    tcp_info state{};
-    socklen_t length = sizeof state;
     int n = 0;
-    if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &state, &length) != 0 || state.tcpi_state == TCP_CLOSE) return 0;
-    return ::ioctl(fd(), TIOCOUTQ, &n) == 0 ? n : 0;
+    return state().tcpi_state != TCP_CLOSE && ::ioctl(fd(), TIOCOUTQ, &n) == 0 ? n : 0;
+  }
+  /// True if the other host has not answered for 8 s, although the kernel has asked it again and again. (A host whose
+  /// process does not read answers.)
+  [[nodiscard]] bool silent() const noexcept {
+    const tcp_info now = state();
+    return now.tcpi_last_ack_recv > 8000 && std::max(now.tcpi_retransmits, now.tcpi_probes) >= 4;
   }
 
  private:
@@ -176,6 +178,12 @@ class tcp_socket {
     if (n >= 0 && !ended) return static_cast<std::size_t>(n);
     if (!ended && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
     return std::nullopt;
+  }
+  [[nodiscard]] tcp_info state() const noexcept {
+    tcp_info now{};
+    socklen_t length = sizeof now;
+    if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &now, &length) != 0) now.tcpi_state = TCP_CLOSE;
+    return now;
   }
   template <class Move>
   bool all(std::size_t bytes, short events, tcp_clock::time_point until, const Move& move) const noexcept {

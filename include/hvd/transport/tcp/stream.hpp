@@ -50,7 +50,7 @@ class tcp_peer {
   explicit tcp_peer(tcp_socket s) : socket_(std::move(s)) {}
 
   [[nodiscard]] const tcp_socket& connection() const noexcept { return socket_; }
-  /// Nothing more comes; the other end of the connection has closed it, or `why` (errno).
+  /// Nothing more comes, for the reason `why` (errno); 0: the other end has closed the connection.
   bool ended = false;
   int why = 0;
   bool writing = false;  ///< in the middle of a message
@@ -72,13 +72,28 @@ class tcp_peer {
     std::memcpy(&h, memory_.get() + begin_, sizeof h);
     return h;
   }
-  void take_header() noexcept { begin_ += sizeof(tcp_header); }
-  /// Bytes of a message after its header; without waiting. Returns how many.
+  void take_header() noexcept {
+    unread_ = header().bytes();
+    begin_ += sizeof(tcp_header);
+  }
+  /// The bytes of the message, after its header, that have not been taken.
+  [[nodiscard]] std::size_t unread() const noexcept { return unread_; }
+  /// Takes some of them, without waiting. Returns how many.
   std::size_t take(std::byte* to, std::size_t bytes) {
-    const std::size_t here = std::min(bytes, end_ - begin_);
-    copy_bytes(to, memory_.get() + begin_, here);
-    begin_ += here;
-    return here != bytes && !ended ? here + read(to + here, bytes - here) : here;
+    std::size_t n = std::min(bytes, end_ - begin_);
+    copy_bytes(to, memory_.get() + begin_, n);
+    begin_ += n;
+    if (n != bytes && !ended) n += read(to + n, bytes - n);
+    unread_ -= n;
+    return n;
+  }
+  /// Takes the rest of the message, as far as it has come, and forgets it. True if that was all.
+  bool skip() {
+    std::array<std::byte, 4096> forgotten;
+    while (unread_ != 0) {
+      if (take(forgotten.data(), std::min(unread_, forgotten.size())) == 0) return false;
+    }
+    return true;
   }
 
   /// Messages that came before one of the other channel, for which this rank was waiting.
@@ -96,7 +111,7 @@ class tcp_peer {
 
   tcp_socket socket_;
   std::unique_ptr<std::byte[]> memory_;
-  std::size_t begin_ = 0, end_ = 0;
+  std::size_t begin_ = 0, end_ = 0, unread_ = 0;
 };
 
 /// Before connections are closed: a close cuts off what the kernel has not yet sent, if something unread has come.

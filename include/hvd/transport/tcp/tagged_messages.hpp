@@ -44,7 +44,7 @@ class tcp_messages final : public message_channel {
     const tcp_header left(channel::left, 0);
     std::vector<tcp_peer> peers;
     for (lane& l : lanes_) {
-      if (l.peer.connection() && l.out.empty()) static_cast<void>(l.peer.connection().write(&left, sizeof left));
+      if (l.peer.connection() && !l.writing) static_cast<void>(l.peer.connection().write(&left, sizeof left));
       peers.push_back(std::move(l.peer));
     }
     finish_sending(peers, std::chrono::milliseconds(2000));
@@ -53,7 +53,7 @@ class tcp_messages final : public message_channel {
   void post(std::shared_ptr<message> m) override {
     if (m->sends) {
       lane& l = lanes_[static_cast<std::size_t>(m->peer)];
-      if (l.left()) return m->fail(gone(m->peer));
+      if (l.deaf || l.left()) return m->fail(gone(m->peer));
       const prefix head{tcp_header(channel::user, m->bytes), m->tag};
       l.out.push_back({m, head, m->data, m->bytes});
     } else {
@@ -66,6 +66,7 @@ class tcp_messages final : public message_channel {
       }
       if (m->peer >= 0 && lanes_[static_cast<std::size_t>(m->peer)].left()) return m->fail(gone(m->peer));
       wanted_.push_back(std::move(m));
+      fail_from_any();
     }
   }
   [[nodiscard]] bool idle() const noexcept override {
@@ -77,8 +78,14 @@ class tcp_messages final : public message_channel {
     bool moved = false;
     for (std::size_t q = 0; q != lanes_.size(); ++q) {
       if (!lanes_[q].peer.connection()) continue;
-      moved |= push(q);
       moved |= pull(q);
+      moved |= push(q);
+    }
+    if (const auto now = clock::now(); now >= next_look_) {
+      next_look_ = now + std::chrono::seconds(1);
+      for (std::size_t q = 0; q != lanes_.size(); ++q) {
+        if (lanes_[q].peer.connection() && lanes_[q].peer.connection().silent()) lost(q);
+      }
     }
     return expire() || moved;
   }
@@ -103,8 +110,7 @@ class tcp_messages final : public message_channel {
     for (const auto& m : wanted_) m->fail(why);
     wanted_.clear();
     for (lane& l : lanes_) {
-      for (parcel& p : l.out) p.fail(why);
-      l.out.clear();
+      end_out(l, why);
       if (l.into) std::exchange(l.into, nullptr)->fail(why);
     }
   }
@@ -135,6 +141,8 @@ class tcp_messages final : public message_channel {
   struct lane {
     tcp_peer peer;
     std::deque<parcel> out;
+    bool writing = false;  // a part of the first one has left
+    bool deaf = false;     // it does not read any more
     // The message that is coming: with its tag, into the memory of who wants it, or into `spare`.
     bool begun = false, tagged = false;
     std::int64_t tag = 0;
@@ -175,15 +183,15 @@ class tcp_messages final : public message_channel {
       const std::size_t before = p.done < sizeof p.head ? 0 : p.done - sizeof p.head;
       if (before != p.bytes) parts[n++] = {const_cast<std::byte*>(p.data) + before, p.bytes - before};
       const auto sent = l.peer.connection().write(parts.data(), n);
-      if (!sent) {
-        l.peer.look();
-        if (!l.left()) lost(q);
-        leave(q);
+      if (!sent) {  // `pull` finds out whether it has left or is lost
+        l.deaf = true;
+        end_out(l, gone(static_cast<int>(q)));
         return true;
       }
       if (*sent == 0) break;
       moved = true;
       p.done += *sent;
+      l.writing = p.done != sizeof p.head + p.bytes;
       if (p.done != sizeof p.head + p.bytes) continue;
       if (p.what) p.what->end();
       l.out.pop_front();
@@ -192,7 +200,8 @@ class tcp_messages final : public message_channel {
   }
   bool pull(std::size_t q) {
     lane& l = lanes_[q];
-    for (bool moved = false;; moved = true) {
+    std::size_t taken = 0;  // so that other ranks and deadlines get their turn
+    for (bool moved = false; taken < (std::size_t{1} << 20); moved = true) {
       if (!l.begun) {
         if (!l.peer.look()) {
           if (l.peer.ended) lost(q);
@@ -213,25 +222,34 @@ class tcp_messages final : public message_channel {
         if (l.got != sizeof l.tag) return stopped(q, moved);
         l.tagged = true;
         l.got = 0;
-        const auto found = std::find_if(wanted_.begin(), wanted_.end(),
-                                        [&](const auto& m) { return m->takes(static_cast<int>(q), l.tag); });
-        if (found != wanted_.end()) {
-          l.into = *found;
-          wanted_.erase(found);
-        }
+        l.into = wanted(q, l.tag);
         const bool fits = l.into && l.into->bytes == l.bytes;
         l.spare.resize(fits ? 0 : l.bytes);
       }
       const bool elsewhere = !l.into || l.into->bytes != l.bytes;
-      l.got += l.peer.take((elsewhere ? l.spare.data() : l.into->data) + l.got, l.bytes - l.got);
+      const std::size_t n = l.peer.take((elsewhere ? l.spare.data() : l.into->data) + l.got, l.bytes - l.got);
+      l.got += n;
+      taken += n + 1;
       if (l.got != l.bytes) return stopped(q, moved);
       l.begun = false;
       if (l.into) {
         deliver(*std::exchange(l.into, nullptr), static_cast<int>(q), l.bytes, nullptr);
+      } else if (const auto asked = wanted(q, l.tag)) {  // since it began
+        deliver(*asked, static_cast<int>(q), l.bytes, l.spare.data());
       } else {
         come_.push_back({static_cast<int>(q), l.tag, std::exchange(l.spare, {})});
       }
     }
+    return true;
+  }
+  /// The first message that is waiting for this one, which it leaves; or null.
+  std::shared_ptr<message> wanted(std::size_t q, std::int64_t tag) {
+    const auto found =
+        std::find_if(wanted_.begin(), wanted_.end(), [&](const auto& m) { return m->takes(static_cast<int>(q), tag); });
+    if (found == wanted_.end()) return nullptr;
+    std::shared_ptr<message> first = std::move(*found);
+    wanted_.erase(found);
+    return first;
   }
   bool stopped(std::size_t q, bool moved) const {
     if (lanes_[q].peer.ended) lost(q);
@@ -239,14 +257,25 @@ class tcp_messages final : public message_channel {
   }
   /// This rank has said that it leaves: nothing comes from it any more, and nothing reaches it.
   void leave(std::size_t q) {
-    lane& l = lanes_[q];
-    for (parcel& p : l.out) p.fail(gone(static_cast<int>(q)));
-    l.out.clear();
+    end_out(lanes_[q], gone(static_cast<int>(q)));
     std::erase_if(wanted_, [&](const auto& m) {
       if (m->peer != static_cast<int>(q)) return false;
       m->fail(gone(m->peer));
       return true;
     });
+    fail_from_any();
+  }
+  /// No rank is left that could send to a message from any rank.
+  void fail_from_any() {
+    const auto silent = [](const lane& l) { return !l.peer.connection() || l.left(); };
+    if (lanes_.size() == 1 || !std::all_of(lanes_.begin(), lanes_.end(), silent)) return;
+    for (const auto& m : std::exchange(wanted_, {})) {
+      m->fail({error_kind::peer_lost, joined({"messages on ", label_, ": all other ranks have left"})});
+    }
+  }
+  static void end_out(lane& l, const error& why) {
+    for (parcel& p : l.out) p.fail(why);
+    l.out.clear();
   }
   /// Ends messages beyond their deadlines. The rest of one that has begun to move still moves, from a copy.
   bool expire() {
@@ -306,6 +335,7 @@ class tcp_messages final : public message_channel {
   std::list<letter> come_;                       // not yet asked for, in order of their arrival
   fork_guard bell_;
   std::atomic<bool> aborted_{false};
+  clock::time_point next_look_ = clock::now();
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -104,14 +104,30 @@ def _mpi_place(size: int) -> list[int]:
     return [rank, ranks] if ranks >= size else []
 
 
-def _own_address(store: Any) -> str:
-    """The address of this host on the network of the store's host."""
-    host = os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or socket.gethostname()
+def _address_towards(host: str) -> str:
+    """The address of this host on the network by which it reaches another one."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
-        own = probe.getsockname()[0]
+        own: str = probe.getsockname()[0]
     return f"[{own}]" if ":" in own else own
+
+
+def _own_address(store: Any, others: list[str]) -> str:
+    """The address by which the ranks on hosts of these names reach this one: that on the network of the store's host,
+    or, if the store is on this host, on theirs.
+    """
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    found = _address_towards(os.environ.get("MASTER_ADDR") or getattr(store, "host", "") or socket.gethostname())
+    for name in others:
+        if not found.startswith(("127.", "[::1]")):
+            break
+        try:
+            found = _address_towards(name)
+        except OSError:
+            continue
+    return found
 
 
 def _across_hosts(store: Any, rank: int, size: int, number: int, seconds: float, check: bool) -> object:
@@ -143,16 +159,18 @@ def over_store(rank: int, size: int) -> object:
 
 def over_tcp(store: Any, rank: int, size: int, timeout: float, start_timeout: float, check: bool) -> object:
     """Connects ranks that share ``store`` by TCP between hosts, and by shared memory within each; collective."""
+    store.set(f"host/{rank}", socket.gethostname())
     if rank == 0:
         secret = secrets.token_hex(16)
         try:
-            listener = _core.TcpListener(f"{_own_address(store)}:0", secret)
-        except (HorovodInternalError, OSError) as e:
+            names = {text.decode() for r in range(1, size) if (text := _wait(store, f"host/{r}", start_timeout))}
+            listener = _core.TcpListener(f"{_own_address(store, sorted(names - {socket.gethostname()}))}:0", secret)
+        except (HorovodInternalError, OSError, ValueError) as e:
             store.set("tcp", json.dumps(["", f"rank 0 on {socket.gethostname()} cannot listen: {e}"]))
             raise dist.DistBackendError(f"hvd: rank 0 on {socket.gethostname()} cannot listen: {e}") from e
         store.set("tcp", json.dumps([listener.address, secret]))
         return interruptible(lambda: _core.accept_tcp(listener, size, timeout, start_timeout, check))
-    text = _wait(store, "tcp", start_timeout)
+    text = _wait(store, "tcp", start_timeout + _GRACE)
     if text is None:
         raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {start_timeout:g} s")
     address, secret = json.loads(text)
