@@ -68,6 +68,10 @@ class Faults(unittest.TestCase):
         self.ends_well("single", 2, ["2 ranks, sum 3"])
         self.ends_well("outlives", 2, ["2 ranks, sum 3"])
 
+    def test_an_mpi_that_does_not_end(self):
+        _, output = self.launch("stuck", 2)  # an exit code for an MPI that was not finalised is the launcher's matter
+        self.assertIn("2 ranks, sum 3", output)
+
     def test_without_a_launcher(self):
         code, output = self.start([args.program, "unprepared"])
         self.assertEqual((code, output), (0, "1 ranks, sum 1\n" * 2))

@@ -1,17 +1,21 @@
 // hvd/transport/mpi/library.hpp: the MPI below MpiTransport: its start and end, its texts, and its reductions.
 #pragma once
 
+#include <hvd/detail/wait.hpp>
 #include <hvd/error.hpp>
 #include <hvd/op.hpp>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
+#include <thread>
 
 #include <unistd.h>
 
@@ -129,7 +133,26 @@ class mpi_process {
       std::fflush(nullptr);
       ::_exit(1);
     }
+    // MPI_Finalize has no deadline. In MPICH over UCX, one rank can wait there for the end of its connections, and the
+    // others, which then do not answer any more, for that rank. When all ranks have come, nothing is left to be done.
+    MPI_Request all = MPI_REQUEST_NULL;
+    int here = MPI_Ibarrier(MPI_COMM_WORLD, &all) == MPI_SUCCESS ? 0 : 1;
+    for (backoff rest(paces::round); here == 0; rest.step()) {
+      if (MPI_Test(&all, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+    }
+    static std::atomic<bool> done = false;
+    try {
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::seconds(10));
+        if (done) return;
+        std::fflush(nullptr);
+        ::_exit(0);
+      }).detach();
+    } catch (const std::exception&) {
+      // Without the thread, it waits as long as MPI does.
+    }
     MPI_Finalize();
+    done = true;
   }
   /// Under the mpiexec of another MPI every process would be rank 0 of 1, and all would do the same work.
   static void refuse_foreign_launcher() {
