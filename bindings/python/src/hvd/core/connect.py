@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import os
 import secrets
@@ -125,8 +126,9 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
 
 
 def _has_store() -> bool:
-    """Whether torchrun, or what sets its variables, has started this process, and no MPI has."""
-    return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ and not started_by_mpi()
+    """Whether torchrun, or a launcher that sets its variables, has started this process, and no MPI that hvd can use."""
+    by_mpi = started_by_mpi() and importlib.util.find_spec("hvd._core_mpi") is not None
+    return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ and not by_mpi
 
 
 def started_by_mpi() -> bool:
