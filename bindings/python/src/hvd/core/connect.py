@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import operator
 import os
@@ -145,7 +146,7 @@ def _join_tcp(place: placement.Place, comm: Any) -> Joined:
     if place.size == 1:
         return _core.connect_alone(), place, True, False
     try:
-        from hvd.torch.distributed import meeting
+        meeting = importlib.import_module("hvd.torch.distributed.meeting")  # the store is PyTorch's
     except ImportError as e:
         raise ValueError(
             f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts that no MPI has"
