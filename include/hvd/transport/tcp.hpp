@@ -295,7 +295,7 @@ class TcpTransport {
       } else {
         const auto q = static_cast<std::size_t>(g.rank);
         at.addresses[q] = detail::tcp_address::of(arrival->socket.fd(), ::getpeername).with_port(g.port);
-        if (at.addresses[q].length() == 0) {
+        if (at.addresses[q].size() == 0) {
           problem(error_kind::peer_lost, {"rank ", g.rank, detail::is_lost});
           break;
         }
@@ -325,7 +325,7 @@ class TcpTransport {
     const detail::secret_key key = detail::tcp_key(secret);
     // Its listener is on the network by which rank 0 is reached, which a connected socket tells.
     detail::tcp_socket probe = detail::tcp_socket::open(first.family(), SOCK_DGRAM);
-    if (!probe || ::connect(probe.fd(), first.data(), first.length()) != 0) {
+    if (!probe || ::connect(probe.fd(), first.data(), first.size()) != 0) {
       const int why = errno;
       detail::fail(error_kind::system, {who, ": no way to ", first.text(), ": ", std::strerror(why)});
     }

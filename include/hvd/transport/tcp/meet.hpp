@@ -78,7 +78,7 @@ class tcp_listener {
   explicit tcp_listener(const tcp_address& at, const secret_key& key)
       : key_(key), socket_(tcp_socket::open(at.family())) {
     if (socket_.fd() >= 0) socket_.set(SOL_SOCKET, SO_REUSEADDR, 1);
-    if (socket_.fd() < 0 || ::bind(socket_.fd(), at.data(), at.length()) != 0 ||
+    if (socket_.fd() < 0 || ::bind(socket_.fd(), at.data(), at.size()) != 0 ||
         ::listen(socket_.fd(), SOMAXCONN) != 0) {
       const int why = errno;
       fail(error_kind::system, {"cannot listen at ", at.text(), ": ", std::strerror(why),
@@ -202,7 +202,7 @@ inline tcp_socket tcp_connect(const tcp_address& at, const secret_key& key, tcp_
     tcp_hello hello;
     hello.number = random_word();
     tcp_challenge challenge;
-    if (::connect(s.fd(), at.data(), at.length()) != 0 && errno != EINPROGRESS) {
+    if (::connect(s.fd(), at.data(), at.size()) != 0 && errno != EINPROGRESS) {
       why = errno;
     } else if (!s.write_all(&hello, sizeof hello, until) || !s.read_all(&challenge, sizeof challenge, until)) {
       why = errno;

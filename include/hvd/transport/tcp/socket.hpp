@@ -61,7 +61,7 @@ class tcp_address {
   }
 
   [[nodiscard]] const sockaddr* data() const noexcept { return reinterpret_cast<const sockaddr*>(&data_); }
-  [[nodiscard]] socklen_t length() const noexcept { return length_; }
+  [[nodiscard]] socklen_t size() const noexcept { return length_; }
   [[nodiscard]] int family() const noexcept { return data_.ss_family; }
   [[nodiscard]] int port() const noexcept {
     in_port_t port = 0;
