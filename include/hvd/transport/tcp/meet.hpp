@@ -78,8 +78,7 @@ class tcp_listener {
   explicit tcp_listener(const tcp_address& at, const secret_key& key)
       : key_(key), socket_(tcp_socket::open(at.family())) {
     if (socket_.fd() >= 0) socket_.set(SOL_SOCKET, SO_REUSEADDR, 1);
-    if (socket_.fd() < 0 || ::bind(socket_.fd(), at.data(), at.size()) != 0 ||
-        ::listen(socket_.fd(), SOMAXCONN) != 0) {
+    if (socket_.fd() < 0 || ::bind(socket_.fd(), at.data(), at.size()) != 0 || ::listen(socket_.fd(), SOMAXCONN) != 0) {
       const int why = errno;
       fail(error_kind::system, {"cannot listen at ", at.text(), ": ", std::strerror(why),
                                 why == EADDRINUSE ? "; another program uses this port: choose another one" : ""});
