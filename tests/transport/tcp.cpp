@@ -340,7 +340,7 @@ TEST_CASE("TCP: who does not know the secret does not come in, and delays nobody
   for (const std::string_view says : {std::string_view(), std::string_view("GET / HTTP/1.0\r\n\r\n")}) {
     strangers.push_back(hvd::detail::tcp_socket::open(AF_INET));
     const hvd::detail::tcp_address at(address);
-    ::connect(strangers.back().fd(), at.data(), at.length());
+    ::connect(strangers.back().fd(), at.data(), at.size());
     CHECK(strangers.back().write_all(says.data(), says.size(), hvd::detail::tcp_clock::now() + 1s));
   }
   const auto since = std::chrono::steady_clock::now();
