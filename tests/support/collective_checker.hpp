@@ -375,7 +375,7 @@ class checker {
            std::to_string(v.shift) + ")";
   }
   void same(std::span<const T> got, const T* want, const char* what, const variant& v) const {
-    if (std::memcmp(got.data(), want, got.size_bytes()) == 0) return;
+    if (got.empty() || std::memcmp(got.data(), want, got.size_bytes()) == 0) return;
     std::size_t i = 0, wrong = 0;
     for (std::size_t k = got.size(); k-- != 0;) {
       if (std::memcmp(&got[k], want + k, sizeof(T)) != 0) i = k, ++wrong;
