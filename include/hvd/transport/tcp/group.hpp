@@ -12,7 +12,6 @@
 #include <hvd/transport/tcp/stream.hpp>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -138,12 +137,7 @@ class tcp_group {
     [[nodiscard]] bool complete() const noexcept { return to < 0 || done == sizeof header + bytes; }
     /// Writes on, without waiting; nothing after an error.
     std::optional<std::size_t> write(tcp_peer& p) {
-      std::array<iovec, 2> parts{};
-      std::size_t n = 0;
-      if (done < sizeof header) parts[n++] = {reinterpret_cast<std::byte*>(&header) + done, sizeof header - done};
-      const std::size_t before = done < sizeof header ? 0 : done - sizeof header;
-      if (before != bytes) parts[n++] = {const_cast<std::byte*>(data) + before, bytes - before};
-      const auto sent = p.connection().write(parts.data(), n);
+      const auto sent = p.connection().write(&header, sizeof header, data, bytes, done);
       if (sent) done += *sent;
       p.writing = done != 0 && !complete();
       return sent;

@@ -52,7 +52,7 @@ class tcp_address {
     std::memcpy(&data_, found->ai_addr, length_);
     ::freeaddrinfo(found);
   }
-  /// Of this end of a socket, or of the other one.
+  /// The address of this end of a socket; with getpeername that of the other end.
   static tcp_address of(int fd, int (&name)(int, sockaddr*, socklen_t*) = ::getsockname) noexcept {
     tcp_address a;
     a.length_ = sizeof a.data_;
@@ -138,6 +138,14 @@ class tcp_socket {
   [[nodiscard]] std::optional<std::size_t> write(const void* from, std::size_t bytes) const noexcept {
     const iovec part{const_cast<void*>(from), bytes};
     return write(&part, 1);
+  }
+  /// The same for a message in two parts, of which `done` bytes have been written.
+  [[nodiscard]] std::optional<std::size_t> write(const void* head, std::size_t head_bytes, const std::byte* body,
+                                                 std::size_t body_bytes, std::size_t done) const noexcept {
+    const std::size_t of_head = std::min(done, head_bytes), of_body = done - of_head;
+    const iovec parts[] = {{static_cast<std::byte*>(const_cast<void*>(head)) + of_head, head_bytes - of_head},
+                           {const_cast<std::byte*>(body) + of_body, body_bytes - of_body}};
+    return write(parts, 2);
   }
   /// Waits until `events` (POLLIN, POLLOUT), an error or a time; false at that time.
   [[nodiscard]] bool await(short events, tcp_clock::time_point until) const noexcept {

@@ -10,7 +10,6 @@
 #include <hvd/transport/tcp/socket.hpp>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -175,14 +174,7 @@ class tcp_messages final : public message_channel {
     bool moved = false;
     while (!l.out.empty()) {
       parcel& p = l.out.front();
-      std::array<iovec, 2> parts{};
-      std::size_t n = 0;
-      if (p.done < sizeof p.head) {
-        parts[n++] = {reinterpret_cast<std::byte*>(&p.head) + p.done, sizeof p.head - p.done};
-      }
-      const std::size_t before = p.done < sizeof p.head ? 0 : p.done - sizeof p.head;
-      if (before != p.bytes) parts[n++] = {const_cast<std::byte*>(p.data) + before, p.bytes - before};
-      const auto sent = l.peer.connection().write(parts.data(), n);
+      const auto sent = l.peer.connection().write(&p.head, sizeof p.head, p.data, p.bytes, p.done);
       if (!sent) {  // `pull` finds out whether it has left or is lost
         l.deaf = true;
         end_out(l, gone(static_cast<int>(q)));
