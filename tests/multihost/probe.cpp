@@ -1,6 +1,6 @@
 // probe allreduce MIB: MPI's own allreduce of so many MiB; each rank says where it is and what its host sent.
 // probe die RANK: that rank is killed while the others wait for it.
-#include <mpi.h>
+#include <hvd/transport/mpi.hpp>
 
 #include <multihost/report.hpp>
 
@@ -12,7 +12,7 @@
 using namespace hvd::test;
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
+  const hvd::MpiTransport mpi;  // for its end: MPICH's own MPI_Finalize may hang here
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const std::string what = argc == 3 ? argv[1] : "";
@@ -36,6 +36,5 @@ int main(int argc, char** argv) {
   } else {
     std::fputs("usage: probe allreduce MIB | probe die RANK\n", stderr);
   }
-  MPI_Finalize();
   return right ? 0 : 1;
 }

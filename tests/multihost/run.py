@@ -230,6 +230,13 @@ class Hierarchical(Case):
             with self.subTest(hosts=count, ranks=ranks):
                 self.ranks(self.made(count), [program, "4"], ranks)
 
+    def test_the_end_does_not_wait_for_mpi(self):
+        program = self.program("bytes")
+        hosts = self.made(2)
+        for _ in range(3):
+            result = self.run_well(hosts, [program, "1"], [2, 1])
+            self.assertLess(result.seconds, 10, "MPI_Finalize hung, until hvd ended it")
+
     def test_ranks_of_one_host_without_common_memory(self):
         program = self.program("bytes")
         env = {"MPIR_CVAR_NOLOCAL": "1", "HOROVOD_LOG_LEVEL": "INFO"}

@@ -9,9 +9,9 @@
 #include <sstream>
 
 int main(int argc, char** argv) {
-  int given = MPI_THREAD_SINGLE, rank = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &given);  // for the tests in which several threads use MPI
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  // Starts MPI, for tests in which several threads use it, and ends it.
+  const auto mpi = hvd::MpiTransport::from_environment();
+  const int rank = mpi.rank();
   int failed = 0;
   {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -30,6 +30,5 @@ int main(int argc, char** argv) {
     if (mine != 0 && rank != 0) std::fprintf(stderr, "rank %d:\n%s", rank, said.str().c_str());
     MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   }
-  MPI_Finalize();
   return failed;
 }

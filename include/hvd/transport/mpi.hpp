@@ -35,7 +35,8 @@ namespace hvd::inline HVD_ABI {
 /// * When a rank is killed, the launcher normally ends the whole job with an exit code other than 0, and no rank gets
 ///   an error. Otherwise, waits in hvd's loops end with a timeout that names the silent rank.
 /// * After a timeout MPI may still read or write the buffers of the call that failed: end the process, or keep them. A
-///   process that exits after that, or with a status other than 0, skips MPI_Finalize, which could hang.
+///   process that exits after that, or with a status other than 0, skips MPI_Finalize, which could hang. So does any
+///   rank of several hosts in MPICH before 4.2 over UCX, whose MPI_Finalize can hang: hvd tells Hydra that it is done.
 /// * HVD_CHECK compares calls of collectives such as hvd::allreduce by messages; `native` and `start` themselves
 ///   compare nothing.
 class MpiTransport {

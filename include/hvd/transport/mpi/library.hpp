@@ -13,9 +13,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
 
@@ -133,13 +136,13 @@ class mpi_process {
       std::fflush(nullptr);
       ::_exit(1);
     }
-    // MPI_Finalize has no deadline. In MPICH over UCX, one rank can wait there for the end of its connections, and the
-    // others, which then do not answer any more, for that rank. When all ranks have come, nothing is left to be done.
+    // MPI_Finalize has no deadline. When all ranks have come, nothing is left to be done.
     MPI_Request all = MPI_REQUEST_NULL;
     int here = MPI_Ibarrier(MPI_COMM_WORLD, &all) == MPI_SUCCESS ? 0 : 1;
     for (backoff rest(paces::round); here == 0; rest.step()) {
       if (MPI_Test(&all, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
     }
+    if (finalize_hangs()) return leave_hydra();
     static std::atomic<bool> done = false;
     try {
       std::thread([] {
@@ -153,6 +156,34 @@ class mpi_process {
     }
     MPI_Finalize();
     done = true;
+  }
+  /// Whether MPI_Finalize may wait for ever: in MPICH before 4.2 over UCX, with ranks on several hosts. A rank waits
+  /// there for answers of others that wait for it in a barrier of the launcher Hydra, and answer nobody any more
+  /// (github.com/pmodels/mpich/pull/6596). Each rank gives the same answer.
+  static bool finalize_hangs() noexcept {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    int length = 0, size = 1, major = 0, minor = 0;
+    MPI_Get_library_version(text, &length);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (std::sscanf(text, "MPICH Version: %d.%d", &major, &minor) != 2 || std::strstr(text, "ch4:ucx") == nullptr) {
+      return false;
+    }
+    const char* const on_this_host = std::getenv("MPI_LOCALNRANKS");  // Hydra sets it
+    return std::pair(major, minor) < std::pair(4, 2) && on_this_host != nullptr && std::atoi(on_this_host) < size &&
+           std::getenv("PMI_FD") != nullptr;
+  }
+  /// Tells Hydra, in the words of PMI-1, what MPI_Finalize would tell it. Without them it takes the end of a process
+  /// for a failure of the job.
+  static void leave_hydra() noexcept {
+    // UCX may still hold messages of the barrier, which it gives to the kernel when it is polled.
+    for (int i = 0, unused = 0; i < 20; ++i) {
+      MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_WORLD, &unused, MPI_STATUS_IGNORE);
+      nap(std::chrono::milliseconds(1));
+    }
+    const int hydra = std::atoi(std::getenv("PMI_FD"));
+    constexpr std::string_view leave = "cmd=finalize\n";
+    char answer[64];
+    if (::write(hydra, leave.data(), leave.size()) > 0 && ::read(hydra, answer, sizeof answer) > 0) return;
   }
   /// Under the mpiexec of another MPI every process would be rank 0 of 1, and all would do the same work.
   static void refuse_foreign_launcher() {
