@@ -494,6 +494,20 @@ def test_report() -> None:
     assert done.returncode == 0 and f"hvd {hvd.__version__}" in done.stdout and "[X] shared memory" in done.stdout
 
 
+def test_report_of_a_small_shared_memory(tmp_path: Path) -> None:
+    """As in a container of Docker, whose /dev/shm has 64 MiB."""
+    mount = 'mount -t tmpfs -o size=64m none "$1" && shift && exec "$@"'
+    alone = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path)]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here (root can)")
+    env = {**os.environ, "HVD_SHM_DIR": str(tmp_path)}
+    report = subprocess.run([*alone, sys.executable, "-m", "hvd"], capture_output=True, text=True, timeout=60, env=env)
+    assert f"Warning: {tmp_path} has only 64 MiB: make it larger (--shm-size for containers)" in report.stdout
+    env["HVD_SHM_DIR"] = str(tmp_path / "none")
+    report = subprocess.run([sys.executable, "-m", "hvd"], capture_output=True, text=True, timeout=60, env=env)
+    assert f"    [ ] shared memory ({tmp_path}/none: No such file or directory)" in report.stdout
+
+
 def check_what_is_enabled() -> None:
     assert (hvd.gloo_enabled(), hvd.mpi_enabled()) == (True, False)
 
@@ -511,6 +525,9 @@ def test_what_is_built(ranks: Any) -> None:
         assert "    [ ] CUDA (no driver: /nowhere/libcuda.so: " in report, report
         for name, built in (("shared memory", hvd.gloo_built()), ("MPI", hvd.mpi_built()), ("NCCL", hvd.nccl_built())):
             assert f"    [{'X' if built else ' '}] {name}" in report, report
+        for there in ("TCP", 'backend "hvd"'):
+            assert f"    [X] {there}" in report, report
+        assert "Warning" not in report, report
     ranks.run(check_what_is_enabled)
 
 
