@@ -75,8 +75,16 @@ class Two:
         return self.run("mpirun.openmpi", *reach, *passed, "--host", places, "-np", np, *words, **env)
 
     def left(self):
-        """What is on the hosts that was not there before."""
-        return [(host.processes(), host.run("ls", "/dev/shm")) for host in self.all]
+        """What is on the hosts that was not there before: the commands of processes, and files."""
+        return [([command(pid) for pid in host.processes()], host.run("ls", "/dev/shm")) for host in self.all]
+
+
+def command(pid):
+    """The command line of a process, or what is left of it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError as error:
+        return str(error)
 
 
 @pytest.fixture
@@ -86,7 +94,10 @@ def two(made, tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     yield made
-    assert made.left() == [([], "")] * 2 and not list(folder.glob("hvd*"))
+    left = made.left()
+    for host in made.all:
+        host.clear()  # for the next test
+    assert left == [([], "")] * 2 and not list(folder.glob("hvd*"))
 
 
 over_mpi = pytest.mark.skipif(not mpi_library(), reason="hvd was built without an MPI (Debian: libmpich-dev)")
