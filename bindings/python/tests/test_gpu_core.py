@@ -4,7 +4,6 @@ work that no event orders is counted as a mistake.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -424,10 +423,7 @@ def test_process_sets_and_jobs_one_after_another(transport: str) -> None:
 
 def mpiexec() -> list[str]:
     """Of the MPI that hvd is built with."""
-    if importlib.util.find_spec("hvd._core_mpi") is None:
-        pytest.skip("hvd._core_mpi is not built: there was no MPI")
-    from hvd import _core_mpi
-
+    _core_mpi = pytest.importorskip("hvd._core_mpi", reason="hvd was built without an MPI")
     if "MPICH" in _core_mpi.library():
         return ["mpiexec.mpich", "-n", "3"]
     return ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "3"]

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "hvd"
 
 # From the bottom up. A module imports from lower rows, and from its own entry: modules and folders with spaces between.
 ROWS = (
-    ("exceptions", "util", "descriptors", "torch_backend", "command_line", "_core _core_mpi", "_timeline"),
+    ("exceptions", "util", "descriptors", "torch_backend", "command_line", "_core _core_mpi _mpich _openmpi", "_timeline"),
     ("core",),
     ("api", "elastic", "check_build __main__"),
     ("numpy", "torch"),

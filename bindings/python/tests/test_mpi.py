@@ -59,10 +59,35 @@ def test_shared_memory(name: str) -> None:
     assert launch(name, 2) == ["done"] * 2
 
 
-def test_mpi() -> None:
-    if importlib.util.find_spec("hvd._core_mpi") is None:
-        pytest.skip("hvd._core_mpi is not built: there was no MPI")
-    from hvd import _core_mpi
-
-    name = "mpich" if "MPICH" in _core_mpi.library() else "openmpi"
+@pytest.mark.parametrize("name", sorted(LAUNCHERS))
+def test_mpi(name: str) -> None:
+    """One installation has an extension for each MPI, and uses that of the launcher."""
+    if importlib.util.find_spec(f"hvd._{name}") is None:
+        pytest.skip(f"hvd was built without {name}")
     assert launch(name, 3, HVD_TRANSPORT="mpi") == ["done over MPI"] * 3
+
+
+ASK = "from hvd import _core_mpi; print(_core_mpi.library())"
+
+
+def ask(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Which MPI a process without a launcher gets."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HVD_", "PMI", "OMPI_", "SLURM_"))}
+    return subprocess.run(
+        [sys.executable, "-c", ASK], env={**clean, **environment}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_library_that_is_named() -> None:
+    """HVD_MPI_LIBRARY decides, whatever else is there."""
+    for file, name, text in (("libmpi.so.40", "openmpi", "Open MPI"), ("libmpich.so.12", "mpich", "MPICH")):
+        if importlib.util.find_spec(f"hvd._{name}") is not None and find_library(file):
+            assert text in ask(HVD_MPI_LIBRARY=file, OMPI_COMM_WORLD_SIZE="1").stdout
+    for file in ("/nowhere/libmpi.so", "libc.so.6"):
+        done = ask(HVD_MPI_LIBRARY=file)
+        assert done.returncode == 1 and "ImportError: no MPI: " in done.stderr and file[1:] in done.stderr
+
+
+def find_library(name: str) -> bool:
+    """Whether the dynamic linker finds it."""
+    return subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})"], capture_output=True).returncode == 0

@@ -1,4 +1,5 @@
-// core_mpi.cpp: hvd._core_mpi: connects processes by MPI, on one host or several, for jobs and groups of hvd._core.
+// core_mpi.cpp: connects processes by MPI, on one host or several, for jobs and groups of hvd._core. The extension of
+// each MPI is made of it, with the name HVD_MPI_MODULE; hvd._core_mpi chooses one.
 
 #include "connected.hpp"
 #include "errors.hpp"
@@ -113,7 +114,8 @@ nb::capsule connect_group(const std::vector<int>& ranks, int number, double time
 
 }  // namespace
 
-NB_MODULE(_core_mpi, m) {
+#define HVD_EXTENSION(name, m) NB_MODULE(name, m)  // which does not replace macros in a name
+HVD_EXTENSION(HVD_MPI_MODULE, m) {
   nb::register_exception_translator(&hvd_python::translate);
   m.def("connect", &connect, nb::arg("communicator") = 0);
   m.def("world", &find_world);

@@ -162,8 +162,8 @@ void define_handle(nb::module_& m) {
 std::optional<std::string> variable_of(const nb::dict& environment, const char* name) {
   const nb::object value = environment.attr("get")(name);
   if (value.is_none()) return std::nullopt;
-  const nb::object bytes = value.attr("encode")("utf-8", "surrogateescape");
-  return std::string(PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+  const auto bytes = nb::cast<nb::bytes>(value.attr("encode")("utf-8", "surrogateescape"));
+  return std::string(bytes.c_str(), bytes.size());
 }
 
 std::string lone_rank_warning(const nb::dict& environment) {

@@ -1,4 +1,4 @@
-"""Connects processes by MPI, for the jobs and groups of ``_core``; built where an MPI is found."""
+"""Connects processes by MPI, for the jobs and groups of ``_core``. The import fails if there is no MPI."""
 
 from collections.abc import Sequence
 

@@ -6,7 +6,6 @@ different hosts, and MPI connects them. test_launcher_two_hosts.py has hosts wit
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -115,10 +114,7 @@ def run(command: list[str], **more: str) -> list[str]:
 
 def mpiexec() -> str:
     """The launcher of the MPI that hvd was built with."""
-    if importlib.util.find_spec("hvd._core_mpi") is None:
-        pytest.skip("hvd._core_mpi is not built: there was no MPI")
-    from hvd import _core_mpi
-
+    _core_mpi = pytest.importorskip("hvd._core_mpi", reason="hvd was built without an MPI")
     name = "mpiexec.mpich" if "MPICH" in _core_mpi.library() else "mpirun.openmpi"
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")

@@ -11,7 +11,7 @@ from hvd.core import state
 
 def mpi_built() -> bool:
     """Whether the package was built with an MPI."""
-    return importlib.util.find_spec("hvd._core_mpi") is not None
+    return any(importlib.util.find_spec(f"hvd.{name}") for name in ("_mpich", "_openmpi"))
 
 
 def mpi_enabled() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import operator
 import os
 import secrets
@@ -12,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hvd.core import placement
+from hvd.core.built import mpi_built
 from hvd.core.native import interruptible
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
     except ImportError as e:
         raise ValueError(
             f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts need MPI,"
-            f" but this package was built without it or cannot load it ({e}); install MPICH or Open MPI and build the"
-            " package again"
+            f" but this package was built without it or cannot load it ({e}); install MPICH or Open MPI, or use TCP"
+            " (HVD_TRANSPORT=tcp)"
         ) from e
     if comm is None:  # on this thread, because some MPIs must be finalised by the thread that initialised them
         job = _core.connect(_core_mpi.connect())
@@ -121,14 +121,14 @@ def _join_mpi(place: placement.Place, comm: Any) -> Joined:
         job.close()
         raise ValueError(
             f"hvd: {place.launcher} has started {place.size} ranks, but MPI connects only {size}; start them with"
-            " hvdrun or the mpiexec of the MPI that this package was built with"
+            " hvdrun or the mpiexec of that MPI"
         )
     return *_place_in(job, place), True
 
 
 def _has_store() -> bool:
     """Whether torchrun, or a launcher that sets its variables, has started this process, and no MPI that hvd can use."""
-    by_mpi = started_by_mpi() and importlib.util.find_spec("hvd._core_mpi") is not None
+    by_mpi = started_by_mpi() and mpi_built()
     return "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ and not by_mpi
 
 

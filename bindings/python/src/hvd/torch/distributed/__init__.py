@@ -1,6 +1,6 @@
 """A backend for ``torch.distributed``: ``init_process_group("hvd")``.
 
-Ranks of one host share memory. Ranks of several hosts use MPI, which must have started them. Importing this module
+Ranks of one host share memory. Ranks of several hosts use the MPI that has started them, or TCP. Importing this module
 registers the backend; if the package is installed, PyTorch registers it by itself.
 """
 
