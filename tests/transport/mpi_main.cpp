@@ -30,8 +30,8 @@ int main(int argc, char** argv) {
     if (mine != 0 && rank != 0) std::fprintf(stderr, "rank %d:\n%s", rank, said.str().c_str());
     MPI_Allreduce(&mine, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   }
-  // On several hosts hvd ends MPI, because MPICH's MPI_Finalize can hang there. Here it would not, because in some tests
-  // a deadline passes.
+  // On several hosts hvd ends MPI, because MPICH's MPI_Finalize can hang there. Here it would not, because in some
+  // tests a deadline passes.
   MPI_Comm here = MPI_COMM_NULL;
   int on_this_host = 0;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &here);
