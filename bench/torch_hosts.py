@@ -67,10 +67,10 @@ def work(file: Path) -> None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=meet)
         return float(most)
 
-    def in_turn(calls: dict[str, Any], rounds: int) -> dict[str, float]:
+    def in_turn(calls: dict[str, Any]) -> dict[str, float]:
         """The median over the rounds of the slowest rank's time; the order changes from round to round."""
         times: dict[str, list[float]] = {name: [] for name in calls}
-        for number in range(rounds + 1):
+        for number in range(settings["rounds"] + 1):
             for name in list(calls)[:: 1 if number % 2 else -1]:
                 dist.barrier(meet)
                 begun = time.perf_counter()
@@ -80,8 +80,8 @@ def work(file: Path) -> None:
 
     result: dict[str, Any] = {"sizes": [], "wrong": []}
     for size in settings["sizes"]:
-        result["sizes"].append(measured(size, groups, in_turn, settings, result["wrong"]))
-    result["step"] = steps(groups, in_turn, settings["rounds"], result["wrong"])
+        result["sizes"].append(measured(size, groups, in_turn, result["wrong"]))
+    result["step"] = steps(groups, in_turn, result["wrong"])
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, result["wrong"], group=meet)
     result["wrong"] = [text for each in every for text in each]
@@ -92,9 +92,7 @@ def work(file: Path) -> None:
     dist.destroy_process_group()
 
 
-def measured(
-    size: int, groups: dict[str, Any], in_turn: Any, settings: dict[str, Any], wrong: list[str]
-) -> dict[str, Any]:
+def measured(size: int, groups: dict[str, Any], in_turn: Any, wrong: list[str]) -> dict[str, Any]:
     """all_reduce of one size: seconds a call, and bytes that this host sends, for each backend."""
     import torch
     import torch.distributed as dist
@@ -121,17 +119,17 @@ def measured(
         if not torch.equal(data, whole):
             wrong.append(f"{name}, {size} bytes: a wrong sum on rank {rank}")
     data.zero_()
-    times = in_turn({name: calls(name) for name in groups}, settings["rounds"])
+    times = in_turn({name: calls(name) for name in groups})
     row["seconds"] = {name: each / repeats for name, each in times.items()}
     return row
 
 
 def sent() -> int:
     """Bytes that have left this host."""
-    return int(Path(f"/sys/class/net/{hosts.CABLE}/statistics/tx_bytes").read_text())
+    return int(hosts.Host("", "", os.getpid()).sent())
 
 
-def steps(groups: dict[str, Any], in_turn: Any, rounds: int, wrong: list[str]) -> dict[str, Any]:
+def steps(groups: dict[str, Any], in_turn: Any, wrong: list[str]) -> dict[str, Any]:
     """Seconds of a step of DDP with each backend, and of one without communication."""
     import torch
     import torch.distributed as dist
@@ -156,7 +154,7 @@ def steps(groups: dict[str, Any], in_turn: Any, rounds: int, wrong: list[str]) -
 
         return run
 
-    times = in_turn({name: step(name) for name in models}, rounds)
+    times = in_turn({name: step(name) for name in models})
     weights = {name: torch.cat([each.detach().ravel() for each in models[name].parameters()]) for name in groups}
     first = weights["hvd"].clone()
     dist.broadcast(first, 0, group=groups["gloo"])
@@ -186,10 +184,9 @@ def run_ranks(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[s
             words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", arguments.hosts, "--node-rank", number]
             words += ["--nproc-per-node", arguments.ranks_per_host, "--master-addr", made.all[0].name]
             words += ["--master-port", PORT, Path(__file__).resolve(), "--work", file]
-            command = [str(hosts.AGENT), host.name, shlex.join(map(str, words))]
+            command = [hosts.AGENT, host.name, shlex.join(map(str, words))]
             log = stack.enter_context(open(folder / f"{host.name}.log", "w+", encoding="utf-8"))
-            enter = ["nsenter", "--target", str(made.switch), "--mount", "--net"]
-            running.append((subprocess.Popen([*enter, *command], env=env, stdout=log, stderr=log), log))
+            running.append((subprocess.Popen(command, env=env, stdout=log, stderr=log), log))
         end = time.monotonic() + LIMIT
         for process, log in running:
             try:

@@ -13,8 +13,7 @@ using namespace hvd::test;
 
 int main(int argc, char** argv) {
   const hvd::MpiTransport mpi;  // for its end: MPICH's own MPI_Finalize may hang here
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const int rank = mpi.rank();
   const std::string what = argc == 3 ? argv[1] : "";
   const int number = argc == 3 ? std::atoi(argv[2]) : 0;
   bool right = false;

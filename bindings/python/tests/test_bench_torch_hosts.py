@@ -30,7 +30,7 @@ def test_all_of_it(tmp_path: Path) -> None:
 
 
 def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum of another rank count is none of these ranks."""
+    """Each wrong sum is reported, with its backend, size and rank."""
     torch = importlib.import_module("torch")
     module = PROGRAM.module("torch_hosts")
     dist = importlib.import_module("torch.distributed")
@@ -40,5 +40,5 @@ def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "barrier", lambda group: None)
     monkeypatch.setattr(dist, "all_reduce", lambda data, group: data.mul_(torch.tensor(2.0)))
     wrong: list[str] = []
-    module.measured(8, {"hvd": None, "gloo": None}, lambda calls, rounds: dict.fromkeys(calls, 1.0), {"rounds": 1}, wrong)
+    module.measured(8, {"hvd": None, "gloo": None}, lambda calls: dict.fromkeys(calls, 1.0), wrong)
     assert wrong == ["hvd, 8 bytes: a wrong sum on rank 1", "gloo, 8 bytes: a wrong sum on rank 1"]

@@ -40,24 +40,33 @@ def _order() -> list[str]:
     return sorted(_LIBRARIES, key=lambda name: name != first)
 
 
+def _is_built(extension: str) -> bool:
+    return importlib.util.find_spec(f"hvd.{extension}") is not None
+
+
+def _files() -> list[str]:
+    """The files to try, the most likely one first: of the MPIs for which there is an extension."""
+    if named := os.environ.get("HVD_MPI_LIBRARY"):
+        return [named]
+    names = [name for extension in _order() if _is_built(extension) for name in _LIBRARIES[extension]]
+    return [path for name in names for path in (name, os.path.join(sys.prefix, "lib", name))]
+
+
 def _load() -> ModuleType:
     """Loads an MPI and the extension for it. Raises ImportError with what has failed."""
-    named = os.environ.get("HVD_MPI_LIBRARY")
-    problems = []
-    for wanted in _order():
-        names = (named,) if named else _LIBRARIES[wanted]
-        for file in (path for name in names for path in (name, os.path.join(sys.prefix, "lib", name))):
-            try:
-                # With its functions for all: the extension finds them there.
-                library = ctypes.CDLL(file, ctypes.RTLD_GLOBAL)
-                extension = _extension_for(_version(library))
-            except (AttributeError, OSError) as error:
-                problems.append(str(error))
-                continue
-            if importlib.util.find_spec(f"hvd.{extension}") is None:
-                problems.append(f"{file} is an MPI that hvd was built without ({extension[1:]})")
-            elif named or extension == wanted:
-                return importlib.import_module(f"hvd.{extension}")
+    problems = [] if any(map(_is_built, _LIBRARIES)) else ["hvd was built without one"]
+    for file in _files():
+        try:
+            # With its functions for all: the extension finds them there.
+            library = ctypes.CDLL(file, ctypes.RTLD_GLOBAL)
+            extension = _extension_for(_version(library))
+        except (AttributeError, OSError) as error:
+            problems.append(str(error))
+            continue
+        if _is_built(extension):
+            return importlib.import_module(f"hvd.{extension}")
+        problems.append(f"{file} is an MPI that hvd was built without ({extension[1:]})")
+        break  # the extension of another MPI would call the functions of this one
     # Not ModuleNotFoundError, whose text `from hvd import _core_mpi` would replace.
     raise ImportError("no MPI: " + "; ".join(dict.fromkeys(problems)))
 

@@ -75,7 +75,7 @@ class Two:
         return self.run("mpirun.openmpi", *reach, *passed, "--host", places, "-np", np, *words, **env)
 
     def left(self):
-        """What is on the hosts that was not there before: the commands of processes, and files."""
+        """For each host, the commands of its processes, and the files in its shared memory."""
         return [([command(pid) for pid in host.processes()], host.run("ls", "/dev/shm")) for host in self.all]
 
 
