@@ -30,7 +30,7 @@ sys.modules["hvd._core"] = extension
 with atheris.instrument_imports(include=["hvd"]):
     from hvd.core import objects  # noqa: E402
     from hvd.exceptions import HorovodInternalError  # noqa: E402
-    from hvd.launcher import console, hosts, mpi, options, settings, streams  # noqa: E402
+    from hvd.launcher import across, console, hosts, options, settings, streams  # noqa: E402
     from hvd.remote import results as remote  # noqa: E402
     from hvd.remote.errors import RankError, RankFailed  # noqa: E402
 
@@ -155,7 +155,7 @@ def guard_lines(data):
     is lost, and a line that is heeded and was not the guard's.
     """
     token = "0123456789abcdef"
-    mark = f"{mpi.guard.MARK}{token} ".encode()
+    mark = f"{across.guard.MARK}{token} ".encode()
     written, sent, wanted = b"", [], b""
     for piece in data.split(b"\0"):
         if piece[:1] == b"#":
@@ -166,7 +166,7 @@ def guard_lines(data):
             written += piece + b"\n"
             wanted += piece + b"\n"
     handled = []
-    lines = mpi.GuardLines(token, handled.append)
+    lines = across.GuardLines(token, handled.append)
     step = 1 + len(data) % 50
     passed = b"".join(lines(written[at : at + step]) for at in range(0, len(written), step)) + lines(b"")
     require(passed == wanted, "other output")

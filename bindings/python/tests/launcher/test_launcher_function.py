@@ -13,13 +13,13 @@ import threading
 import pytest
 from launcher_support import mpi_library
 
-from hvd.launcher import LaunchError, RankFailed, mpi, run
+from hvd.launcher import LaunchError, RankFailed, across, run
 
 over_mpi = pytest.param(
     True,
     id="over_mpi",
     marks=pytest.mark.skipif(
-        not any(map(shutil.which, mpi.NAMES)) or "MPICH" not in mpi_library(),
+        not any(map(shutil.which, across.NAMES)) or "MPICH" not in mpi_library(),
         reason="there is no mpiexec.mpich, or hvd was not built with MPICH (Debian: mpich, libmpich-dev)",
     ),
 )

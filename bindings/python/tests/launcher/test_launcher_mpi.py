@@ -1,4 +1,4 @@
-"""hvd/launcher/mpi.py: MPICH's mpiexec on this host, and on hosts that are not there."""
+"""hvd/launcher/across.py: MPICH's mpiexec on this host, and on hosts that are not there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from launcher_support import LIMIT, end_of_all, environment, hvdrun, signals_reach_ranks
 
-from hvd.launcher import LaunchError, RankFailed, mpi
+from hvd.launcher import LaunchError, RankFailed, across
 from hvd.launcher.outcome import Outcome
 from hvd.launcher.reach import try_hosts
 from hvd.launcher.supervisor import rank as guard
 
-if not any(map(shutil.which, mpi.NAMES)):
+if not any(map(shutil.which, across.NAMES)):
     pytest.skip("mpiexec.mpich is missing (Debian: mpich)", allow_module_level=True)
 
 PLACE = "echo " + " ".join(f"$HOROVOD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
@@ -39,7 +39,7 @@ def test_marked_lines_are_taken_out_wherever_they_are_cut():
     text = b"a" + mark + b"b\x1ec\n" + mark + guard.MARK.encode() + b"other [1]\n\x1e"
     for cut in range(len(text) + 1):
         handled = []
-        only = mpi.GuardLines("secret", handled.append)
+        only = across.GuardLines("secret", handled.append)
         passed = only(text[:cut]) + only(text[cut:]) + only(b"")
         assert passed == b"ab\x1ec\n" + guard.MARK.encode() + b"other [1]\n\x1e"
         assert handled == [["started", 0]] * 2
@@ -58,8 +58,8 @@ def test_the_rank_that_failed_first_is_named_whichever_report_comes_first():
 
     ahead = 3_000_000_000_000  # the clock of the second host, in ns
     for order in itertools.permutations(range(4)):
-        job, results, now = Job(), mpi.Results(), time.monotonic_ns()
-        heed = [mpi.heed(job, rank, rank // 2, set(), results) for rank in range(4)]
+        job, results, now = Job(), across.Results(), time.monotonic_ns()
+        heed = [across.heed(job, rank, rank // 2, set(), results) for rank in range(4)]
         for rank in order:  # rank 3 fails, and the others 100, 200 and 300 ms later
             when = now - 1_000_000_000 + (0 if rank == 3 else (rank + 1) * 100_000_000) + (ahead if rank >= 2 else 0)
             results.behind[rank // 2] = -ahead if rank >= 2 else 0
@@ -146,19 +146,19 @@ def test_what_cannot_be_started_there():
     with pytest.raises(LaunchError, match="^rank [01] could not be started: .*no-such-program"):
         # It is looked for here before; there may be another PATH.
         path = f"{os.environ['PATH']}:/nowhere"
-        mpi.run_mpi(["sh", "-c", "exit"], [("localhost", 1)], env=environment(PATH=path))
-        original = mpi.find_program
+        across.run_across(["sh", "-c", "exit"], [("localhost", 1)], env=environment(PATH=path))
+        original = across.find_program
         try:
-            mpi.find_program = lambda words, env: (list(words), words[0])
-            mpi.run_mpi(["no-such-program"], [("localhost", 2)], env=environment())
+            across.find_program = lambda words, env: (list(words), words[0])
+            across.run_across(["no-such-program"], [("localhost", 2)], env=environment())
         finally:
-            mpi.find_program = original
+            across.find_program = original
 
 
 def test_mpiexec_that_fails():
     with pytest.raises(RankFailed, match="^mpiexec ended with exit code 255") as failed:
-        mpi.run_mpi(["true"], [("localhost", 1)], env=environment(), mpi_args=["-no-such-option"])
-    assert failed.value.rank == mpi.MPIEXEC
+        across.run_across(["true"], [("localhost", 1)], env=environment(), mpi_args=["-no-such-option"])
+    assert failed.value.rank == across.STARTER
 
 
 def test_hosts_that_cannot_be_reached():

@@ -10,7 +10,7 @@ import pytest
 from launcher_support import hvdrun
 
 from hvd import _core
-from hvd.launcher import LaunchError, mpi
+from hvd.launcher import LaunchError, across
 from hvd.launcher.local import plan_ranks
 from hvd.launcher.supervisor import planning
 from hvd.launcher.supervisor.planning import Share
@@ -19,7 +19,7 @@ NO_GPU = {"HVD_CUDA_LIBRARY": "/nowhere/libcuda.so.1"}
 CPUS = sorted(os.sched_getaffinity(0))
 MIG = ("MIG-5a7d2000-0000-4000-8000-000000000001", "MIG-5a7d2000-0000-4000-8000-000000000002")
 
-needs_mpi = pytest.mark.skipif(not any(map(shutil.which, mpi.NAMES)), reason="mpiexec.mpich is missing (Debian: mpich)")
+needs_mpi = pytest.mark.skipif(not any(map(shutil.which, across.NAMES)), reason="mpiexec.mpich is missing (Debian: mpich)")
 
 
 def share(cpus=(), cpu_list="", visible=None, why="bound to 1 of 2 cores each"):

@@ -14,7 +14,7 @@ import threading
 import pytest
 from launcher_support import LIMIT, alive, environment, hvdrun
 
-from hvd.launcher import mpi, options, restarts
+from hvd.launcher import across, options, restarts
 from hvd.launcher.signals import handling
 from hvd.remote.errors import RankFailed
 
@@ -103,7 +103,7 @@ def test_without_restarts():
     assert done.stderr == "hvdrun: rank 0 of 1 ended with exit code 3; its last lines:\n  0 0 0\n"
 
 
-@pytest.mark.skipif(not any(map(shutil.which, mpi.NAMES)), reason="mpiexec.mpich is missing (Debian: mpich)")
+@pytest.mark.skipif(not any(map(shutil.which, across.NAMES)), reason="mpiexec.mpich is missing (Debian: mpich)")
 def test_ranks_of_mpiexec():
     script = "echo $HVD_RESTART; if [ $HVD_RESTART = 0 ]; then [ $HOROVOD_RANK = 1 ] && kill -KILL $$; sleep 1000; fi"
     done = hvdrun("-np", "2", "--mpi", "--restarts", "1", "sh", "-c", script)
@@ -127,7 +127,7 @@ def test_a_job_that_does_not_start():
     assert (done.returncode, done.stderr) == (1, "hvdrun: no-such-program was not found: it is not in PATH\n")
 
 
-@pytest.mark.skipif(not any(map(shutil.which, mpi.NAMES)), reason="mpiexec.mpich is missing (Debian: mpich)")
+@pytest.mark.skipif(not any(map(shutil.which, across.NAMES)), reason="mpiexec.mpich is missing (Debian: mpich)")
 def test_an_unknown_host():
     done = hvdrun("-np", "2", "-H", "localhost:1,no-such-host.invalid:1", "--restarts", "3", "true")
     assert done.returncode != 0 and "no-such-host.invalid" in done.stderr and "restart" not in done.stderr

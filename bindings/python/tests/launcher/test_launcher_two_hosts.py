@@ -17,9 +17,10 @@ import pytest
 from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library, signals_reach_ranks
 from network_hosts import hosts_module
 
-from hvd.launcher import mpi
+from hvd.launcher import across
+from hvd.launcher.supervisor import spread
 
-if not any(map(shutil.which, mpi.NAMES)):
+if not any(map(shutil.which, across.NAMES)):
     pytest.skip("mpiexec.mpich is missing (Debian: mpich)", allow_module_level=True)
 
 PLACE = "echo " + " ".join(f"$HOROVOD_{n}" for n in "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE".split())
@@ -40,6 +41,7 @@ class Two:
     def __init__(self, hosts, module):
         self.all = hosts.all
         self.address = module.SWITCH_ADDRESS
+        self.by = []  # the options with which hvdrun starts ranks; see `started_by`
         self.agent = module.AGENT
         self.enter = ["nsenter", "--target", str(hosts.switch), "--mount", "--net", "env", "-C", os.getcwd()]
         self.reach = {
@@ -50,26 +52,31 @@ class Two:
             "UCX_NET_DEVICES": module.CABLE,
         }
 
-    def run(self, *words, **env):
+    def started_by(self, starter):
+        """hvdrun's ranks are started by mpiexec, or by hvdrun itself."""
+        self.by = ["--mpi-args", f"-localhost {self.address}"] if starter == "mpiexec" else ["--gloo"]
+
+    def run(self, *words, stdin="", **env):
         """One program to its end, where both hosts can be reached."""
         env = environment(**{**self.reach, "OMP_NUM_THREADS": "1", **env})
-        return subprocess.run([*self.enter, *map(str, words)], env=env, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=LIMIT)  # fmt: skip
+        return subprocess.run(
+            [*self.enter, *map(str, words)], env=env, input=stdin, capture_output=True, text=True, timeout=LIMIT
+        )
 
     def hvdrun(self, *words, **env):
         """hvdrun with these arguments."""
-        return self.run(*HVDRUN, "--mpi-args", f"-localhost {self.address}", *words, **env)
+        return self.run(*HVDRUN, *self.by, *words, **env)
 
     def hvdrun_in(self, folder):
         """The beginning of a command that runs hvdrun in another folder."""
         move = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder)]
-        return [*move, *HVDRUN, "--mpi-args", f"-localhost {self.address}"]
+        return [*move, *HVDRUN, *self.by]
 
     def mpiexec(self, places, *words, **env):
         """The launcher of the MPI that hvd was built with."""
         np = str(sum(int(place.partition(":")[2]) for place in places.split(",")))
         if "MPICH" in mpi_library():
-            return self.run(next(filter(shutil.which, mpi.NAMES)), "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
+            return self.run(next(filter(shutil.which, across.NAMES)), "-localhost", self.address, "-hosts", places, "-np", np, *words, **env)
         reach = ["--allow-run-as-root", "--mca", "plm_rsh_agent", self.agent, "--mca", "btl_tcp_if_include", "eth0"]
         passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", *env) for word in ("-x", name)]
         return self.run("mpirun.openmpi", *reach, *passed, "--host", places, "-np", np, *words, **env)
@@ -87,9 +94,18 @@ def command(pid):
         return str(error)
 
 
+def said(done):
+    """The lines on standard error, without a warning of PyTorch's store."""
+    return [line for line in done.stderr.splitlines() if "[c10d] The hostname of the client" not in line]
+
+
+both_starters = pytest.mark.parametrize("two", ["mpiexec", "hvdrun"], indirect=True)
+
+
 @pytest.fixture
-def two(made, tmp_path, monkeypatch):
+def two(made, tmp_path, monkeypatch, request):
     """Two hosts; afterwards nothing of a job may be there: no process, no shared memory, no temporary file."""
+    made.started_by(getattr(request, "param", "mpiexec"))
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -107,6 +123,7 @@ over_mpich = pytest.mark.skipif(
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is missing")
 
 
+@both_starters
 def test_places_and_a_hostfile(two, tmp_path):
     hostfile = tmp_path / "hosts"
     hostfile.write_text("h1 slots=2\nh2 slots=2\n")
@@ -120,6 +137,7 @@ def test_places_and_a_hostfile(two, tmp_path):
     assert lines[0][1:] == lines[1][1:] == lines[2][1:] and [len(bytes.fromhex(n)) for n in lines[0][1:]] == [16, 16]
 
 
+@both_starters
 def test_restarts(two):
     script = "echo $HVD_RESTART $MASTER_PORT; if [ $HVD_RESTART = 0 ]; then [ $HOROVOD_RANK = 2 ] && kill -KILL $$; sleep 1000; fi"
     done = two.hvdrun("-np", "3", "-H", "h1:2,h2:1", "--restarts", "1", "sh", "-c", script)
@@ -155,6 +173,7 @@ else:
 """
 
 
+@both_starters
 @pytest.mark.parametrize("options", [[], ["--network-interfaces", "eth0"]])
 def test_what_torchrun_sets(two, options):
     """All ranks reach the first host at MASTER_ADDR and MASTER_PORT."""
@@ -165,6 +184,7 @@ def test_what_torchrun_sets(two, options):
     ]  # fmt: skip
 
 
+@both_starters
 def test_an_address_and_a_port_of_the_user(two):
     show = ["sh", "-c", "echo $MASTER_ADDR $MASTER_PORT"]
     done = two.hvdrun("-np", "2", "-H", "h1:1,h2:1", *show, MASTER_ADDR="somewhere", MASTER_PORT="7")
@@ -172,14 +192,16 @@ def test_an_address_and_a_port_of_the_user(two):
     assert done.returncode == 0
 
 
+@both_starters
 def test_signals_that_end_nothing_are_passed_on(two):
-    command = [*two.enter, *HVDRUN, "--mpi-args", f"-localhost {two.address}", "-np", "2", "-H", "h1:1,h2:1"]
+    command = [*two.enter, *HVDRUN, *two.by, "-np", "2", "-H", "h1:1,h2:1"]
     signals_reach_ranks(command, environment(**two.reach), here=False)
     end = time.monotonic() + LIMIT
     while any(processes for processes, _ in two.left()) and time.monotonic() < end:  # the hosts see that hvdrun is gone
         time.sleep(0.05)
 
 
+@both_starters
 def test_a_host_that_is_not_there(two):
     done = two.hvdrun("-np", "2", "-H", "h1:1,h9:1", "true")
     assert done.returncode == 1 and done.stderr.startswith("hvdrun: h9 cannot be reached: agent: there is no host 'h9'")
@@ -245,6 +267,7 @@ def test_no_interface_in_common(two, more_interfaces):
 ODD = "it's a\n\"b\" $(false) `false` %r %d \\ * ü\udcff;#"  # as a name, a value or an argument
 
 
+@both_starters
 def test_names_of_all_kinds(two, tmp_path, monkeypatch):
     folder = tmp_path / ODD
     (folder / "temporary").mkdir(parents=True)
@@ -540,9 +563,67 @@ def test_a_host_without_a_network(two, tmp_path, count):
 def test_hvdrun_without_an_mpi_between_ranks(two, tmp_path):
     script = tmp_path / "both.py"
     script.write_text(BOTH)
-    done = two.hvdrun("-np", "4", "-H", "h1:2,h2:2", "--gloo", sys.executable, script)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[{r}]<stdout>: done by 4" for r in range(4)]
+    (tmp_path / "bin").mkdir()  # all programs but mpiexec
+    for folder in os.environ["PATH"].split(":"):
+        for program in Path(folder).glob("*"):
+            link = tmp_path / "bin" / program.name
+            if not program.name.startswith(("mpiexec", "hydra")) and not link.is_symlink():
+                link.symlink_to(program)
+    for options, path in (["--gloo"], os.environ["PATH"]), ([], str(tmp_path / "bin")):
+        done = two.run(*HVDRUN, *options, "-np", "4", "-H", "h1:2,h2:2", sys.executable, script, PATH=path)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"[{r}]<stdout>: done by 4" for r in range(4)]
+
+
+@both_starters
+def test_much_input_for_a_rank_that_reads_late(two):
+    late = "if [ $HOROVOD_RANK = 0 ]; then sleep 0.5; cksum; fi"
+    for text in ("x" * (1 << 20), ""):
+        want = subprocess.run(["cksum"], input=text, capture_output=True, check=True, text=True).stdout
+        done = two.hvdrun("-np", "3", "-H", "h1:1,h2:2", "sh", "-c", late, stdin=text)
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", f"[0]<stdout>: {want}")
+
+
+def test_much_output(two):
+    two.started_by("hvdrun")
+    script = "for n in 1 2 3; do head -c 3000000 /dev/zero | tr '\\0' x; echo; done; echo end >&2"
+    done = two.hvdrun("-np", "3", "-H", "h1:2,h2:1", "sh", "-c", script)
+    assert done.returncode == 0 and done.stderr.count("end") == 3
+    assert done.stdout.count("x") == 27_000_000
+
+
+KILL_PROXY = """
+import os, pathlib, signal, time
+if os.environ["HOROVOD_RANK"] == "1":
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        if path.read_bytes().endswith(b"__main__.py\\0proxy\\0"):
+            os.kill(int(path.parent.name), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+def test_a_connection_that_is_lost(two):
+    two.started_by("hvdrun")
+    done = two.hvdrun("-np", "2", "-H", "h1:1,h2:1", sys.executable, "-c", KILL_PROXY)
+    assert done.returncode == 1, done.stderr
+    assert "hvdrun: the starter of ranks ended with exit code 1; its last lines:" in done.stderr
+    assert re.search("h2 was lost: the connection ended, with exit code (-9|137)", done.stderr), done.stderr
+
+
+def test_a_host_that_does_not_answer_any_more(monkeypatch):
+    (there, mine), (_, other) = os.pipe(), os.pipe()
+    link = spread.Link(there, other)
+    assert link.tend()
+    os.write(mine, spread.FRAME.pack(spread.ALIVE, 0, 0))
+    now = time.monotonic()
+    monkeypatch.setattr(spread.time, "monotonic", lambda: now + spread.SILENCE - 1)
+    assert link.read() == [(spread.ALIVE, 0, b"")]
+    link.write()  # nothing, which is no sign of life
+    assert link.tend() and link.waiting == spread.FRAME.pack(spread.ALIVE, 0, 0)
+    now += spread.SILENCE - 1
+    assert link.tend()
+    now += 1
+    assert not link.tend()
 
 
 # ---- more of an MPI ------------------------------------------------------------------------------------------------
@@ -588,6 +669,7 @@ else:
 """
 
 
+@both_starters
 def test_a_rank_of_another_host_fails(two):
     script = "if [ $HOROVOD_RANK = 3 ]; then echo why >&2; exit 5; fi; setsid sleep 1000 & sleep 1000"
     done = two.hvdrun("-np", "4", "-H", "h1:2,h2:2", "sh", "-c", script)
@@ -595,6 +677,8 @@ def test_a_rank_of_another_host_fails(two):
     assert "hvdrun: rank 3 of 4 ended with exit code 5; the others were ended; its last lines:\n  why" in done.stderr
 
 
+@both_starters
+@with_torch
 @over_mpich
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("raise", 1, "ended with exit code 1; the others were ended; its last lines:\n  Traceback "),
@@ -618,7 +702,7 @@ def test_a_rank_fails_under_mpiexec(two, how):
 # ---- hvd.run -------------------------------------------------------------------------------------------------------
 
 FUNCTION = """
-import os, signal, sys
+import json, os, signal, sys
 import hvd
 from hvd.launcher import LaunchError, RankFailed
 
@@ -640,7 +724,7 @@ def fail(how):
     raise KeyError("no luck")
 
 def place(hosts):
-    return dict(np=4, hosts=hosts, mpi_args=f"-localhost {sys.argv[1]}")
+    return dict(np=4, hosts=hosts, **json.loads(sys.argv[1]))
 
 if __name__ == "__main__":
     found = hvd.run(work, (3,), {"step": 2}, **place("h1:2,h2:2"))
@@ -677,11 +761,13 @@ if __name__ == "__main__":
 
 
 @over_mpich
-def test_a_function(two, tmp_path):
+@pytest.mark.parametrize("starter", ["mpiexec", pytest.param("hvdrun", marks=with_torch)])
+def test_a_function(two, tmp_path, starter):
     script = tmp_path / "script.py"
     script.write_text(FUNCTION)
-    done = two.run(sys.executable, script, two.address)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    options = {"mpi_args": f"-localhost {two.address}"} if starter == "mpiexec" else {"use_gloo": True}
+    done = two.run(sys.executable, script, json.dumps(options))
+    assert (done.returncode, done.stdout, said(done)) == (0, "done\n", [])
 
 
 # ---- ssh -----------------------------------------------------------------------------------------------------------
@@ -734,16 +820,19 @@ PidFile none
 
 
 @over_mpich
-def test_hosts_behind_ssh(made, sshd, tmp_path):
+@pytest.mark.parametrize("starter", ["mpiexec", pytest.param("hvdrun", marks=with_torch)])
+def test_hosts_behind_ssh(made, sshd, tmp_path, starter):
     path, key, folder = sshd
+    made.started_by(starter)
     without = {name: "" for name in ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC")}
 
     def run(*words, port="2222"):
         return made.hvdrun("-p", port, "-i", key, "-np", "4", "-H", "h1:2,h2:2", *words, PATH=path, **without)
 
     before = [host.processes() for host in made.all]
-    done = run(sys.executable, "-c", NUMPY, "2,2")
-    assert (done.returncode, done.stderr, done.stdout.count("done")) == (0, "", 4)
+    script = NUMPY if starter == "mpiexec" else NUMPY.replace(" and hvd.mpi_enabled()", " and not hvd.mpi_enabled()")
+    done = run(sys.executable, "-c", script, "2,2")
+    assert (done.returncode, said(done), done.stdout.count("done")) == (0, [], 4)
     odd = tmp_path / ODD
     odd.mkdir()
     reach = ["-p", "2222", "-i", key, "-np", "2", "-H", "h1:1,h2:1"]
@@ -760,8 +849,10 @@ def test_hosts_behind_ssh(made, sshd, tmp_path):
     done = run("true", port="2223")
     assert done.returncode == 1
     assert "h1 cannot be reached: ssh: connect to host h1 port 2223: Connection refused" in done.stderr
+    known = (folder / "known").read_text()
     (folder / "known").write_text("")
     done = run("true")
+    (folder / "known").write_text(known)
     assert done.returncode == 1 and "h2 cannot be reached: Host key verification failed." in done.stderr, done.stderr
 
 
@@ -774,9 +865,11 @@ hvd.mark_step(8)
 """
 
 
+@pytest.mark.parametrize("starter", ["mpiexec", pytest.param("hvdrun", marks=with_torch)])
 @pytest.mark.parametrize("folder", ["of each host", "shared"])
-def test_the_timelines_of_all_hosts_come_to_one_file(made, folder, tmp_path):
+def test_the_timelines_of_all_hosts_come_to_one_file(made, folder, tmp_path, starter):
     """Each host has a /dev/shm of its own, and all have this folder."""
+    made.started_by(starter)
     file = tmp_path / "timeline.json" if folder == "shared" else Path("/dev/shm/hvd-test-timeline.json")
     try:
         done = made.hvdrun(

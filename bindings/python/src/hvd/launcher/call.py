@@ -1,7 +1,7 @@
 """hvd/launcher/call.py: calls a function on new ranks, on this host or on several.
 
 On one host, the call and its results are in in-memory files that only these processes have: no port is open, and
-nothing is on disk. Across hosts, rank 0 reads the call from mpiexec's standard input and broadcasts it. Results come
+nothing is on disk. Across hosts, rank 0 reads the call from its standard input and broadcasts it. Results come
 through the ranks' error streams, marked by a secret of this job. hvdrun uses the same channels, so both are equally
 safe.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from hvd.descriptors import above_streams
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.local import run_local
-from hvd.launcher.mpi import Results, host_numbers, run_mpi
+from hvd.launcher.across import Results, host_numbers, run_across
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import FILES, file_in_memory
 from hvd.remote.program import check_arguments, worker_environment, write_program
@@ -93,7 +93,7 @@ def call_on_hosts(
         stdin.write(b"%d\n" % program.tell() + program.getbuffer())
         stdin.seek(0)
         try:
-            run_mpi(
+            run_across(
                 [*python, "-m", "hvd.remote.mpi_worker"],
                 places,
                 env=environ,

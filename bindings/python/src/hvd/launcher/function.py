@@ -50,8 +50,9 @@ def run(
     30 s.
 
     All ranks run on this host over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
-    (run once; `slots` is for hosts printed without a number) names other hosts. Then they run over MPI as with hvdrun
-    -H, and ssh_port, ssh_identity_file, mpi_args and network_interfaces apply. `use_mpi` selects MPI also on one host.
+    (run once; `slots` is for hosts printed without a number) names other hosts. Then they run as with hvdrun -H, over MPI
+    if MPICH's mpiexec is there, else over TCP, and ssh_port, ssh_identity_file, mpi_args and network_interfaces apply.
+    `use_mpi` selects MPI also on one host, and `use_gloo` TCP on several.
     Arguments without effect are accepted, like horovodrun's flags, with a warning on standard error.
 
     ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job (min_num_proc or max_num_proc other

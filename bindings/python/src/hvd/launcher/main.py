@@ -171,14 +171,14 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
 def start_ranks(
     chosen: argparse.Namespace, places: Sequence[tuple[str, int]], several: bool, own: dict[str, Any], this: restarts.Start
 ) -> None:
-    """Starts the ranks once, with the parameters `own` of run_mpi or run_local, and waits for them."""
+    """Starts the ranks once, with the parameters `own` of run_across or run_local, and waits for them."""
     printer = LinePrinter(timestamp=chosen.prefix_output_with_timestamp)
     own.update(on_line=printer, restart=(this.number, this.most))
     try:
         if several:
-            from hvd.launcher.mpi import run_mpi
+            from hvd.launcher.across import run_across
 
-            run_mpi(chosen.command, places, **own)
+            run_across(chosen.command, places, **own)
         else:
             own.pop("timeline", None)  # the ranks write to the page's file
             run_local(chosen.command, chosen.np, hosts=places, **own)

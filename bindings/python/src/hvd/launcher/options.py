@@ -16,7 +16,7 @@ EPILOG = """\
 examples:
   %(prog)s -np 4 python train.py
   %(prog)s -np 8 -H h1:4,h2:4 python train.py --epochs 3
-On one host ranks talk through shared memory; on several MPICH's mpiexec.hydra starts them, and they talk over MPI.
+On one host ranks talk through shared memory; on several over MPI, if MPICH's mpiexec is there to start them, else over TCP.
 The exit code is that of the first rank that failed, 128 + signal for one that was killed; 2 for a bad command line.
 """
 
@@ -95,7 +95,7 @@ def make_parser() -> Parser:
         place.add_argument(name, dest="network_interfaces", metavar="NAMES", help="for traffic between hosts, such as eth0,eth1 (default: those that all hosts reach)")
     place.add_argument("--tcp", action="store_true", help="use only TCP between hosts")
     place.add_argument("--mpi", action="store_true", help="use MPI on one host, too")
-    place.add_argument("--gloo", action="store_true", default=None, help="between hosts, use no MPI but hvd's own TCP")
+    place.add_argument("--gloo", action="store_true", default=None, help="on several hosts, use no MPI: ssh starts ranks, which talk over TCP")
     place.add_argument("--jsrun", action="store_true", default=None, help=settings.help_of("jsrun"))
     place.add_argument("--mpi-args", type=words, metavar="TEXT", help="more arguments for mpiexec.hydra")
     place.add_argument(

@@ -1,4 +1,4 @@
-"""hvd/launcher/reach.py: how mpiexec reaches other hosts, and whether they have the files that ranks need."""
+"""hvd/launcher/reach.py: how other hosts are reached, and whether they have the files that ranks need."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def reach(
     places: Sequence[tuple[str, int]],
     env: Mapping[str, str],
     folder: str,
-    mpiexec: str,
+    mpiexec: str | None,
     ssh_port: int | None,
     ssh_identity: str | None,
     limit: float,
     verbose: Callable[[str], None] | None,
 ) -> tuple[list[str], list[str], str]:
     """Options with which mpiexec reaches hosts, after a trial; the names of the hosts reached by an agent; and that
-    agent. If a resource manager starts the ranks, there are no names and no agent.
+    agent. If a resource manager starts mpiexec's ranks, there are no names and no agent.
 
     Raises LaunchError for hosts that cannot be reached.
     """
     launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
     agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
     ssh_options = ssh_port is not None or ssh_identity is not None
-    if not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
+    if mpiexec and not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
         return [], [], ""  # Hydra uses the resource manager that allocated the hosts
-    if launcher not in ("", "ssh", "rsh"):
+    if mpiexec and launcher not in ("", "ssh", "rsh"):
         return [], [], ""
     others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
     if not others:
@@ -67,10 +67,10 @@ def reach(
     return arguments, others if agent else [], agent
 
 
-def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str, limit: float) -> None:
+def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str | None, limit: float) -> None:
     """Runs a small script on all hosts at once, which checks for the files that ranks need."""
-    proxy = os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")
-    wanted = [os.getcwd(), sys.executable, str(GUARD), proxy]
+    wanted = [os.getcwd(), sys.executable, str(GUARD)]
+    wanted += [os.path.join(os.path.dirname(mpiexec), "hydra_pmi_proxy")] if mpiexec else []
     # Answers contain numbers instead of paths, which may contain any character.
     script = "; ".join(f"test -e {shlex.quote(path)} || echo no {i}" for i, path in enumerate(wanted)) + "; echo there"
     deadline = time.monotonic() + limit

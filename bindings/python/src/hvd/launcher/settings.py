@@ -114,7 +114,7 @@ IDLE = {
     "blacklist-cooldown-range": Idle(_ELASTIC, argument="cooldown_range"),
     "disable-cache": Idle("nothing is cached between starts"),
     "gloo": Idle("ranks of one host talk through shared memory", "on one host", "use_gloo"),
-    "jsrun": Idle("mpiexec.hydra starts the ranks on several hosts"),
+    "jsrun": Idle("ranks on several hosts are started by MPICH's mpiexec, or by ssh"),
     "ssh-port": _HERE,
     "ssh-identity-file": _HERE,
     "network-interfaces": _HERE,

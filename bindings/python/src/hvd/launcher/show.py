@@ -83,7 +83,7 @@ def rows_elsewhere(
     chosen: Any,
 ) -> list[Row]:
     """The rows of several hosts. One rank on each prints its host's rows."""
-    from hvd.launcher.mpi import run_mpi
+    from hvd.launcher.across import run_across
 
     printed: dict[int, str] = {}
 
@@ -93,7 +93,7 @@ def rows_elsewhere(
 
     order = json.dumps({"places": list(places), "pin": pin, "bind": bind})
     plain = {name: value for name, value in env.items() if name != "HVD_PIN"}
-    run_mpi(
+    run_across(
         [sys.executable, "-m", "hvd.launcher.show", order],
         [(name, 1) for name, _ in places],
         env=plain,

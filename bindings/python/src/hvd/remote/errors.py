@@ -28,7 +28,7 @@ class RankFailed(RuntimeError):
         self.returncode = returncode
         self.last_lines = list(last_lines)
         who = f"rank {rank}" + (f" of {size}" if size else "") + (f" on {host}" if host else "")
-        who = who if rank >= 0 else "mpiexec"
+        who = who if rank >= 0 else host or "mpiexec"
         self.sentence = f"{who} {how_it_ended(returncode)}"
         if after is not None:
             self.sentence += f", because rank {after} had ended before it, without an error"

@@ -31,7 +31,7 @@ def _received() -> bytes:
     length = int(sys.stdin.buffer.readline())
     text = sys.stdin.buffer.read(length)
     if len(text) != length:
-        raise EOFError(f"mpiexec has delivered {len(text)} of {length} bytes of the function to call")
+        raise EOFError(f"the launcher has delivered {len(text)} of {length} bytes of the function to call")
     return text
 
 

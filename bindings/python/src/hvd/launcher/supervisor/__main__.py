@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/__main__.py: the program that the launcher, or mpiexec, runs by its path."""
+"""hvd/launcher/supervisor/__main__.py: the program that the launcher, mpiexec or ssh runs by its path."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from .processes import open_streams, sweep
 def main() -> None:
     """Reads the order, starts its programs and guards them."""
     open_streams()
+    if sys.argv[1] in ("spread", "proxy"):
+        from .spread import proxy, spread
+
+        sys.exit(proxy() if sys.argv[1] == "proxy" else spread(sys.argv[2:]))
     if sys.argv[1] == "rank":
         from .rank import OPTIONS, keep_rank
 

@@ -1,4 +1,4 @@
-"""hvd/launcher/supervisor/rank.py: the guard of one rank started by mpiexec, on any host."""
+"""hvd/launcher/supervisor/rank.py: the guard of one rank of several hosts, started by mpiexec or by spread.py."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sw
 
 MARK = "\x1ehvd:"  # begins a line of a rank's guard in the rank's output; the job's token and words follow
 OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard, because all users can read a command line
-WINDOW = 1 << 15  # bytes of input in flight through mpiexec, which fails when the pipe to a rank is full
+WINDOW = 1 << 15  # bytes of input in flight to a rank: mpiexec fails when the pipe to it is full
 PIECE = 2880  # bytes of a result in one line, so that a pipe takes the whole line at once (PIPE_BUF)
 
 
 class RankGuard(Guard):
-    """The guard of one rank started by mpiexec, on any host. Its launcher reads its reports from the rank's output."""
+    """The guard of one rank, on any host. Its launcher reads its reports from the rank's output."""
 
     # A dying rank closes its MPI connection before it has ended. mpiexec's proxy notices that, and at once kills all
     # processes that it has started on this host.
@@ -77,7 +77,7 @@ class RankGuard(Guard):
         if asked is None or events.shared(asked["path"], asked["mark"]):
             return
         size = 0
-        for piece in events.of_rank(asked["path"], int(os.environ["PMI_RANK"])):
+        for piece in events.of_rank(asked["path"], self.options["rank"]):
             size += len(piece)
             if size > events.MOST:
                 self.tell("timeline", None)
@@ -108,17 +108,18 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 
 
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
-    """Runs one rank under mpiexec, with its place and its cores. Returns its exit code.
+    """Runs one rank, with its place and its cores. Returns its exit code.
 
-    `options`: token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
+    `options`: rank (else PMI_RANK), token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
     and MASTER_PORT, unless the user has set them), pin (a policy, or null), plan (the policy for the plan, and the path
     of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and farewell in
     seconds. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
     in-memory file, whose bytes are sent to the launcher when the rank has ended.
 
-    mpiexec's proxy may kill the process that it has started at any time. So the guard is a child of that process, and
+    The proxy may kill the process that it has started at any time. So the guard is a child of that process, and
     the end of a pipe tells it that its parent is gone.
     """
+    options.setdefault("rank", int(os.environ.get("PMI_RANK", "0")))  # set by mpiexec; spread puts it into the options
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []
 
@@ -201,7 +202,7 @@ def port_of(own: dict[str, str], guard: RankGuard) -> socket.socket | None:
 
 def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
     """The guard of a rank. Returns the rank's exit code."""
-    rank = int(os.environ["PMI_RANK"])
+    rank = options["rank"]
     own = place(rank, options["counts"], options["names"])
     guard = RankGuard(control, options)
     network = {**network_of(own["HOROVOD_HOSTNAME"], options, guard), **options["meeting"]}

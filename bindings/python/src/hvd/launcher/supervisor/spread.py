@@ -18,13 +18,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import IO, Any, Callable
 
 from .guard import CARRIERS, STOPPING
-from .rank import OPTIONS
+from .rank import MARK, OPTIONS
 
 ORDER = "HVD_SPREAD"  # the variable with the order for `spread`
 FRAME = struct.Struct("!BIH")  # kind, number, bytes that follow
@@ -45,7 +46,7 @@ class Link:
         self.mark = mark  # a line before the first frame; what a shell prints at its start comes before it
         self.open = True
         self.waiting = b""
-        self.heard = self.told = time.monotonic()
+        self.last_read = self.last_written = time.monotonic()
         self._text = b""
         for fd in (source, target):
             os.set_blocking(fd, False)
@@ -55,14 +56,15 @@ class Link:
 
     def write(self) -> None:
         """Sends what the pipe takes."""
+        if not self.waiting:
+            return
         try:
-            if self.waiting:
-                self.waiting = self.waiting[os.write(self.target, self.waiting) :]
+            self.waiting = self.waiting[os.write(self.target, self.waiting) :]
+            self.last_written = time.monotonic()
         except BlockingIOError:
             pass
         except OSError:  # the end is seen when reading
             self.waiting = b""
-        self.told = time.monotonic()
 
     def read(self) -> list[tuple[int, int, bytes]]:
         """The frames that have arrived."""
@@ -73,7 +75,7 @@ class Link:
         except OSError:
             data = b""
         self.open = bool(data)
-        self.heard = time.monotonic()
+        self.last_read = time.monotonic()
         self._text += data
         if self.mark:
             _, found, rest = self._text.partition(self.mark + b"\n")
@@ -92,9 +94,19 @@ class Link:
     def tend(self) -> bool:
         """Shows the other side now and then that this one is alive. False if that one has been silent too long."""
         now = time.monotonic()
-        if now - self.told >= OFTEN and not self.waiting:
+        if now - self.last_written >= OFTEN and not self.waiting:
             self.send(ALIVE)
-        return now - self.heard < SILENCE
+        return now - self.last_read < SILENCE
+
+
+def flush(link: Link, selector: selectors.BaseSelector) -> None:
+    """Sends what waits. The selector returns when the pipe takes the rest."""
+    link.write()
+    registered = link.target in selector.get_map()
+    if link.waiting and not registered:
+        selector.register(link.target, selectors.EVENT_WRITE)
+    elif registered and not link.waiting:
+        selector.unregister(link.target)
 
 
 @contextlib.contextmanager
@@ -118,95 +130,121 @@ class Rank:
     """A guard on this host."""
 
     process: subprocess.Popen[bytes]
-    streams: set[int] = field(default_factory=set)  # STDOUT, STDERR: those that are open
+    streams: dict[int, IO[bytes]]  # STDOUT, STDERR: those that are open
+
+
+class Proxy:
+    """Runs the guards of one host's ranks."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.link = Link(0, 1)
+        self.ranks: dict[int, Rank] = {}
+        self.feed: IO[bytes] | None = None  # to the guard of rank 0
+        self.selector = selectors.PollSelector()
+        self.listening = False  # to the guards
+        env = {**os.environ, **order["env"]}
+        for number in order["ranks"]:
+            own = {**env, OPTIONS: json.dumps({**order["options"], "rank": number})}
+            stdin = subprocess.PIPE if number == 0 else subprocess.DEVNULL
+            process = subprocess.Popen(
+                [*PROGRAM, "rank", *order["command"]], env=own, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            assert process.stdout and process.stderr
+            self.ranks[number] = Rank(process, {STDOUT: process.stdout, STDERR: process.stderr})
+            self.feed = process.stdin or self.feed
+
+    def pass_on(self, number: int) -> None:
+        for rank in self.ranks.values():
+            if rank.process.poll() is None:
+                rank.process.send_signal(number)
+
+    def leave(self) -> None:
+        """The launcher is gone."""
+        self.link.open, self.link.waiting = False, b""
+        self.selector.unregister(0)
+        self.pass_on(signal.SIGTERM)
+
+    def listen(self) -> None:
+        """Reads the guards' output while the link takes it."""
+        wanted = len(self.link.waiting) < MOST
+        if wanted == self.listening:
+            return
+        self.listening = wanted
+        for number, rank in self.ranks.items():
+            for stream, file in rank.streams.items():
+                if wanted:
+                    self.selector.register(file, selectors.EVENT_READ, (number, stream))
+                else:
+                    self.selector.unregister(file)
+
+    def obey(self) -> None:
+        for kind, number, data in self.link.read():
+            if kind == SIGNAL:
+                self.pass_on(number)
+            elif kind == INPUT and self.feed is not None:
+                with contextlib.suppress(OSError):  # the guard of rank 0 has ended
+                    os.write(self.feed.fileno(), data)  # never more than the pipe takes: see WINDOW
+                    if not data:
+                        self.feed.close()
+                        self.feed = None
+        if not self.link.open:
+            self.leave()
+
+    def take(self, number: int, stream: int) -> None:
+        """Passes on what a guard has printed."""
+        file = self.ranks[number].streams[stream]
+        data = os.read(file.fileno(), 1 << 15)
+        if not data:
+            self.selector.unregister(file)
+            del self.ranks[number].streams[stream]
+        elif self.link.open:
+            self.link.send(stream, number, data)
+
+    def run(self) -> None:
+        """Returns when all guards have ended."""
+        with signals() as (woken, come):
+            self.selector.register(woken, selectors.EVENT_READ)
+            self.selector.register(0, selectors.EVENT_READ)
+            while self.ranks:
+                if self.link.open and not self.link.tend():
+                    self.leave()
+                flush(self.link, self.selector)
+                self.listen()
+                for key, _ in self.selector.select(1.0):
+                    if key.fd == woken:
+                        for number in set(come()) & set(STOPPING):
+                            self.pass_on(number)
+                    elif key.fd == 0:
+                        self.obey()
+                    elif key.data is not None:
+                        self.take(*key.data)
+                for number, rank in list(self.ranks.items()):
+                    if not rank.streams and rank.process.poll() is not None:
+                        del self.ranks[number]
+                        self.link.send(ENDED, number)
+        os.set_blocking(1, True)
+        while self.link.open and self.link.waiting:
+            self.link.write()
+
+
+def read_order() -> dict[str, Any] | None:
+    """The order, after its length in a line; None if the launcher ended before sending it. Frames follow it."""
+    text = b""
+    with open(0, "rb", buffering=0, closefd=False) as source:
+        length = int(source.readline() or 0)
+        while len(text) < length and (piece := source.read(length - len(text))):
+            text += piece
+    return dict(json.loads(text)) if text and len(text) == length else None
 
 
 def proxy() -> int:
-    """Runs the guards of one host's ranks, as the order on standard input says. Returns when they have ended."""
-    text = b""
-    while not text.endswith(b"\n"):
-        data = os.read(0, 1)  # no more than the order: frames follow
-        if not data:
-            return 1
-        text += data
-    order = json.loads(text)
+    """Runs the guards of one host's ranks, as the order on standard input says."""
+    order = read_order()
+    if order is None:
+        return 1
     os.chdir(order["folder"])
-    env = {**os.environ, **order["env"]}
-    ranks: dict[int, Rank] = {}
-    feed = -1
-    os.write(1, order["mark"].encode() + b"\n")
-    link = Link(0, 1)
-    selector = selectors.PollSelector()
-    with signals() as (woken, come):
-        for number in order["ranks"]:
-            options = json.dumps({**order["options"], "rank": number})
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(
-                [*PROGRAM, "rank", *order["command"]], env={**env, OPTIONS: options},
-                stdin=pipe if number == 0 else subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-            )  # fmt: skip
-            assert process.stdout and process.stderr
-            ranks[number] = Rank(process, {STDOUT, STDERR})
-            selector.register(process.stdout, selectors.EVENT_READ, (number, STDOUT))
-            selector.register(process.stderr, selectors.EVENT_READ, (number, STDERR))
-            if process.stdin:
-                feed = process.stdin.fileno()
-
-        def pass_on(number: int) -> None:
-            for rank in ranks.values():
-                if rank.process.poll() is None:
-                    rank.process.send_signal(number)
-
-        def leave() -> None:
-            """The launcher is gone."""
-            link.open, link.waiting = False, b""
-            selector.unregister(0)
-            pass_on(signal.SIGTERM)
-
-        selector.register(woken, selectors.EVENT_READ)
-        selector.register(0, selectors.EVENT_READ)
-        while ranks:
-            if link.open and not link.tend():
-                leave()
-            link.write()
-            if link.open and link.waiting and 1 not in selector.get_map():
-                selector.register(1, selectors.EVENT_WRITE)
-            elif 1 in selector.get_map() and not (link.open and link.waiting):
-                selector.unregister(1)
-            for key, _ in selector.select(1.0):
-                if key.fd == woken:
-                    for number in come():
-                        if number in STOPPING:
-                            pass_on(number)
-                elif key.fd == 0:
-                    for kind, number, data in link.read():
-                        if kind == SIGNAL:
-                            pass_on(number)
-                        elif kind == INPUT and feed >= 0:
-                            with contextlib.suppress(OSError):  # the guard of rank 0 has ended
-                                if data:
-                                    os.write(feed, data)  # never more than the pipe takes: see WINDOW
-                                else:
-                                    os.close(feed)
-                                    feed = -1
-                    if not link.open:
-                        leave()
-                elif isinstance(key.data, tuple) and len(link.waiting) < MOST:
-                    number, stream = key.data
-                    data = os.read(key.fd, 1 << 15)
-                    if data and link.open:
-                        link.send(stream, number, data)
-                    elif not data:
-                        selector.unregister(key.fileobj)
-                        ranks[number].streams.discard(stream)
-            for number, rank in list(ranks.items()):
-                if not rank.streams and rank.process.poll() is not None:
-                    del ranks[number]
-                    if link.open:
-                        link.send(ENDED, number)
-    os.set_blocking(1, True)
-    while link.open and link.waiting:
-        link.write()
+    os.write(1, order["options"]["token"].encode() + b"\n")
+    Proxy(order).run()
     return 0
 
 
@@ -218,94 +256,124 @@ class Host:
     ranks: set[int]
     process: subprocess.Popen[bytes]
     link: Link
+    frames: deque[tuple[int, int, bytes]]  # read, but not passed on
+    full: int = -1  # the pipe of the launcher that has no room, for which they wait
+    rest: bytes = b""  # of the first of them
+
+
+class Spread:
+    """The proxies of all hosts, and what they send to the launcher: see `spread`."""
+
+    def __init__(self, order: dict[str, Any], command: list[str]) -> None:
+        self.options = order["options"]
+        self.selector = selectors.PollSelector()
+        self.hosts: list[Host] = []
+        self.outputs: dict[tuple[int, int], int] = {}  # by rank and stream: the launcher's pipe
+        self.failed = 0
+        own = {"env": dict(os.environ), "folder": os.getcwd(), "command": command, "options": self.options}
+        first = 0
+        for (name, far), count in zip(order["hosts"], self.options["counts"]):
+            ranks = list(range(first, first + count))
+            first += count
+            words = [order["agent"], name, shlex.join(["exec", *PROGRAM, "proxy"])] if far else [*PROGRAM, "proxy"]
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            assert process.stdin and process.stdout
+            link = Link(process.stdout.fileno(), process.stdin.fileno(), self.options["token"].encode())
+            text = json.dumps({**own, "ranks": ranks}).encode()
+            link.waiting = b"%d\n" % len(text) + text
+            self.hosts.append(Host(name, set(ranks), process, link, deque()))
+            self.selector.register(link.source, selectors.EVENT_READ, self.hosts[-1])
+            for rank in ranks:
+                for stream, file in ((STDOUT, "stdout"), (STDERR, "stderr")):
+                    path = f"{order['folder']}/{file}.{rank}"
+                    self.outputs[rank, stream] = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def lose(self, host: Host, why: str) -> None:
+        """Tells the launcher, which ends the other ranks."""
+        self.failed = 1
+        print(f"{host.name} was lost: {why}", file=sys.stderr, flush=True)
+        report = f"{MARK}{self.options['token']} {json.dumps(['broken', time.monotonic_ns()])}\n"
+        with contextlib.suppress(BlockingIOError):  # then it learns of it from the exit code
+            os.write(self.outputs[min(host.ranks), STDERR], report.encode())
+        self.end(host)
+
+    def end(self, host: Host) -> None:
+        self.hosts.remove(host)
+        for fd in (host.link.source, host.link.target, host.full):
+            if fd >= 0 and fd in self.selector.get_map():
+                self.selector.unregister(fd)
+        try:
+            host.process.wait(0 if host.ranks else 2)  # it has nothing to do any more
+        except subprocess.TimeoutExpired:
+            host.process.kill()
+
+    def deliver(self, host: Host) -> None:
+        """Passes frames on. Reads no more of them while the launcher does not take a rank's output."""
+        while host.frames:
+            kind, rank, data = host.frames.popleft()
+            if kind == ENDED:
+                host.ranks.discard(rank)
+            elif kind in (STDOUT, STDERR) and not self.write(host, self.outputs[rank, kind], data):
+                host.frames.appendleft((kind, rank, host.rest))
+                return
+        if not host.ranks:
+            self.end(host)
+        elif not host.link.open:
+            self.lose(host, f"the connection ended, with exit code {host.process.wait()}")
+
+    def write(self, host: Host, pipe: int, data: bytes) -> bool:
+        """Writes to a pipe of the launcher. False if it is full; then `host.rest` is what it has not taken."""
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(pipe, data) :]
+        host.rest = data
+        if data and host.full < 0:
+            self.selector.unregister(host.link.source)
+            self.selector.register(pipe, selectors.EVENT_WRITE, host)
+            host.full = pipe
+        elif not data and host.full >= 0:
+            self.selector.unregister(pipe)
+            self.selector.register(host.link.source, selectors.EVENT_READ, host)
+            host.full = -1
+        return not data
+
+    def run(self) -> None:
+        """Returns when all ranks have ended, or their hosts were lost."""
+        first = self.hosts[0].link  # of rank 0
+        with signals() as (woken, come):
+            self.selector.register(woken, selectors.EVENT_READ)
+            self.selector.register(0, selectors.EVENT_READ)
+            while self.hosts:
+                for host in list(self.hosts):
+                    if host.full >= 0 or host.link.mark:  # start_timeout limits the time before its first word
+                        host.link.last_read = time.monotonic()
+                    if host.link.tend():
+                        flush(host.link, self.selector)
+                    else:
+                        self.lose(host, f"it has not answered for {SILENCE:g} s")
+                for key, _ in self.selector.select(1.0):
+                    if key.fd == woken:
+                        for number in set(come()) & set(SIGNALS):
+                            for host in self.hosts:
+                                host.link.send(SIGNAL, number)
+                    elif key.fd == 0:
+                        data = os.read(0, 1 << 15)
+                        first.send(INPUT, 0, data)
+                        if not data:
+                            self.selector.unregister(0)
+                    elif isinstance(key.data, Host) and key.data in self.hosts:
+                        if key.fd == key.data.link.source:
+                            key.data.frames.extend(key.data.link.read())
+                        self.deliver(key.data)
 
 
 def spread(command: list[str]) -> int:
     """Starts the ranks' guards on all hosts, and passes signals, input and output. Returns when all have ended: 0, or 1
     if a host was lost, which standard error names.
 
-    The order: `counts`, `names` and `far` (is it reached by `agent`?) of the hosts, `options` for the guards, the
-    `folder` with the ranks' pipes stdout.N and stderr.N, `mark` and the environment's names that stay here, `own`.
+    The order: `hosts`, each with a name and whether it is reached by `agent`; `options` for the guards; and the `folder`
+    with the ranks' pipes, stdout.N and stderr.N.
     """
     order = json.loads(os.environ.pop(ORDER))
-    env = dict(os.environ)
-    selector = selectors.PollSelector()
-    hosts: list[Host] = []
-    outputs: dict[tuple[int, int], int] = {}
-    failed = 0
-    first = 0
-    with signals() as (woken, come):
-        selector.register(woken, selectors.EVENT_READ)
-        for name, count, far in zip(order["names"], order["counts"], order["far"]):
-            ranks = list(range(first, first + count))
-            first += count
-            words = [order["agent"], name, shlex.join(["exec", *PROGRAM, "proxy"])] if far else [*PROGRAM, "proxy"]
-            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-            assert process.stdin and process.stdout
-            link = Link(process.stdout.fileno(), process.stdin.fileno(), order["mark"].encode())
-            own = {key: order[key] for key in ("mark", "options")}
-            own.update(env=env, folder=os.getcwd(), ranks=ranks, command=command)
-            link.waiting = json.dumps(own).encode() + b"\n"
-            hosts.append(Host(name, set(ranks), process, link))
-            selector.register(link.source, selectors.EVENT_READ, hosts[-1])
-            for rank in ranks:
-                for stream, file in ((STDOUT, "stdout"), (STDERR, "stderr")):
-                    outputs[rank, stream] = os.open(f"{order['folder']}/{file}.{rank}", os.O_WRONLY | os.O_CLOEXEC)
-        source = hosts[0]
-        selector.register(0, selectors.EVENT_READ)
-
-        def pass_on(number: int) -> None:
-            for host in hosts:
-                host.link.send(SIGNAL, number)
-
-        def lose(host: Host, why: str) -> None:
-            nonlocal failed
-            failed = 1
-            print(f"{host.name} was lost: {why}", file=sys.stderr, flush=True)
-            end(host)
-            pass_on(signal.SIGTERM)
-
-        def end(host: Host) -> None:
-            hosts.remove(host)
-            selector.unregister(host.link.source)
-            with contextlib.suppress(KeyError):
-                selector.unregister(host.link.target)
-            if host.ranks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(host.process.pid, signal.SIGKILL)
-
-        while hosts:
-            for host in list(hosts):
-                # Its silence counts from its first word: start_timeout limits the time before.
-                if not host.link.tend() and not host.link.mark:
-                    lose(host, f"it has not answered for {SILENCE:g} s")
-                    continue
-                host.link.write()
-                wants = host.link.target in selector.get_map()
-                if host.link.waiting and not wants:
-                    selector.register(host.link.target, selectors.EVENT_WRITE)
-                elif wants and not host.link.waiting:
-                    selector.unregister(host.link.target)
-            for key, _ in selector.select(1.0):
-                if key.fd == woken:
-                    for number in come():
-                        if number in SIGNALS:
-                            pass_on(number)
-                elif key.fd == 0:
-                    data = os.read(0, 1 << 15)
-                    source.link.send(INPUT, 0, data)
-                    if not data:
-                        selector.unregister(0)
-                elif isinstance(key.data, Host) and key.data in hosts:
-                    host = key.data
-                    for kind, rank, data in host.link.read():
-                        if kind in (STDOUT, STDERR):
-                            while data:  # the launcher reads all pipes all the time
-                                data = data[os.write(outputs[rank, kind], data) :]
-                        elif kind == ENDED:
-                            host.ranks.discard(rank)
-                    if not host.ranks:
-                        end(host)
-                    elif not host.link.open:
-                        lose(host, f"the connection ended, with exit code {host.process.wait()}")
-    return failed
+    job = Spread(order, command)
+    job.run()
+    return job.failed

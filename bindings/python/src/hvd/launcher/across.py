@@ -1,8 +1,9 @@
-"""hvd/launcher/mpi.py: runs a command on ranks of several hosts, started by MPICH's mpiexec.hydra.
+"""hvd/launcher/across.py: runs a command on ranks of several hosts.
 
-mpiexec writes each rank's output to its own pipe (-outfile-pattern), so nothing has to be separated. It notices neither
-ranks that end with an error nor hosts that never answer. So the guard of each rank (supervisor/rank.py) reports the
-rank's start and end, in marked lines of the rank's standard error, which are removed here.
+MPICH's mpiexec.hydra starts the ranks or, without an MPI between them, supervisor/spread.py by ssh. Both write each
+rank's output to its own pipe, so nothing has to be separated. mpiexec notices neither ranks that end with an error nor
+hosts that never answer. So the guard of each rank (supervisor/rank.py) reports the rank's start and end, in marked
+lines of the rank's standard error, which are removed here.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_id
 from hvd.launcher.network import ask_host, find_interfaces
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
-from hvd.launcher.supervisor import planning, rank as guard, torchrun
+from hvd.launcher.supervisor import planning, rank as guard, spread, torchrun
 from hvd.launcher.supervisor.client import GUARD
 from hvd.launcher.supervisor.interfaces import named, stripped, variables
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
 from hvd.remote.network import free_port, interfaces as own_interfaces
 
-MPIEXEC = -1  # the index of mpiexec among ranks
+STARTER = -1  # the index of mpiexec, or of the other starter, among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI also has the second
 
 
@@ -56,7 +57,7 @@ class Results:
     clocks: dict[int, int] = field(default_factory=dict)
 
 
-def run_mpi(
+def run_across(
     command: Sequence[str | os.PathLike[str]],
     places: Sequence[tuple[str, int]],
     *,
@@ -81,13 +82,14 @@ def run_mpi(
 ) -> None:
     """Runs a command on `places`, hosts with their numbers of ranks. Other parameters and errors as in run_local.
 
-    Ranks get HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of torchrun and MPI. Python, hvd, the
-    command and the working directory must have the same paths on all hosts. Hosts are reached by ssh without a
-    password, or by HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` are passed to mpiexec. `interfaces` are for
-    traffic between hosts; without them (or HVD_NETWORK_INTERFACES), those over which all hosts reach each other are
+    Ranks get HOROVOD_RANK and the rest of their place, HVD_JOB, and the variables of torchrun and of MPI. With
+    HVD_TRANSPORT=tcp, and where MPICH's mpiexec is missing, they get HVD_TRANSPORT=tcp and nothing of MPI. Python, hvd,
+    the command and the working directory must have the same paths on all hosts. Hosts are reached by ssh without a
+    password, or by HYDRA_LAUNCHER and HYDRA_LAUNCHER_EXEC. `mpi_args` are for mpiexec. `interfaces` are for traffic
+    between hosts; without them (or HVD_NETWORK_INTERFACES), those over which all hosts reach each other are
     used (see network.py). `results` receives the ranks' results, even if ranks fail; `timeline` receives the events of
     ranks whose hosts write to other files. LaunchError for a host that cannot be reached within start_timeout, or that
-    lacks a file. If mpiexec fails and no rank has failed, RankFailed with rank -1.
+    lacks a file. If the starter fails, as when a host is lost, and no rank has failed, RankFailed with rank -1.
     """
     listed = [name for name, _ in places]
     places = [(socket.gethostname() if name in ("localhost", "127.0.0.1") else name, n) for name, n in places]
@@ -101,9 +103,13 @@ def run_mpi(
     identity = new_identity()
     interfaces = stripped(interfaces) or named(base)
     words, _ = find_program(command, base)
-    mpiexec = next(filter(None, map(shutil.which, NAMES)), None)
+    mpiexec = None if base.get("HVD_TRANSPORT") == "tcp" else next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:
-        raise LaunchError(f"several hosts need MPICH: neither {' nor '.join(NAMES)} is in PATH (Debian: apt-get install mpich)")
+        if base.get("HVD_TRANSPORT") == "mpi":
+            raise LaunchError(f"ranks need MPICH: neither {' nor '.join(NAMES)} is in PATH (Debian: apt-get install mpich)")
+        base["HVD_TRANSPORT"] = "tcp"
+        if mpi_args:
+            (notify or warnings.warn)(f"{' '.join(mpi_args)} has no effect: ranks are started without an MPI")
     token = secrets.token_hex(8)
     options: dict[str, Any] = {
         "token": token,
@@ -125,7 +131,7 @@ def run_mpi(
         "farewell": FAREWELL,
     }
     if verbose:
-        verbose(f"{size} ranks on {', '.join(f'{name}:{count}' for name, count in places)}, started by {mpiexec}")
+        verbose(f"{size} ranks on {', '.join(f'{name}:{count}' for name, count in places)}, started by {mpiexec or 'hvdrun, without an MPI'}")
         verbose("ranks get their own cores where a host has enough" if bind else "ranks are not bound")
         if pin:
             verbose(f"ranks are pinned by {pin}")
@@ -160,12 +166,12 @@ def run_mpi(
         said: collections.deque[str] = collections.deque(maxlen=20)
 
         def sort_out(index: int, stream: str, piece: str) -> None:
-            if index != MPIEXEC:
+            if index != STARTER:
                 show(index, stream, piece)
             elif piece.strip():
                 said.append(piece.rstrip())
 
-        job = Job(base, sort_out, lambda *what: tee(*what) if tee and what[0] != MPIEXEC else None, notify)
+        job = Job(base, sort_out, lambda *what: tee(*what) if tee and what[0] != STARTER else None, notify)
         job.grace = 2 * GRACE  # time for the ranks' guards to end them
         missing = set(range(size))
         job.expected = size
@@ -183,14 +189,19 @@ def run_mpi(
                 handle = heed(job, rank, hosts_of_ranks[rank], missing, kept, timeline)
                 only = GuardLines(token, handle) if stream == "stderr" else None
                 job.outputs.listen(fd, rank, stream, only)
-        patterns = [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
-        line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
-        fixed = {"-localhost", "-iface"} & set(mpi_args) or not address
-        line += [*patterns, *([] if fixed else ["-localhost", address]), *mpi_args]
-        # The guards end ranks. Hydra is faster, and would end other ranks before the first failed one is known.
-        line += ["-disable-auto-cleanup", sys.executable, "-I", "-S", str(GUARD), "rank", *words]
-        own = {guard.OPTIONS: json.dumps(options)}
-        job.add(Program(line, mpiexec, own, stdin=stdin, index=MPIEXEC, alone=True, window=guard.WINDOW))
+        python = [sys.executable, "-I", "-S", str(GUARD)]
+        if mpiexec is None:
+            reached = [(name, name in others) for name in names]
+            own = {spread.ORDER: json.dumps({"hosts": reached, "agent": agent, "folder": plain, "options": options})}
+            line = [*python, "spread", *words]
+        else:
+            own = {guard.OPTIONS: json.dumps(options)}
+            line = [mpiexec, *launcher, "-hosts", ",".join(f"{name}:{count}" for name, count in places), "-np", str(size)]
+            line += [f"-{name}file-pattern={plain}/std{name}.%r" for name in ("out", "err")]
+            line += [] if {"-localhost", "-iface"} & set(mpi_args) or not address else ["-localhost", address]
+            # The guards end ranks. Hydra is faster, and would end other ranks before the first failed one is known.
+            line += [*mpi_args, "-disable-auto-cleanup", *python, "rank", *words]
+        job.add(Program(line, line[0], own, stdin=stdin, index=STARTER, alone=True, window=guard.WINDOW))
         try:
             outcome = job.run(start_timeout, [os.path.split(folder)], signals)
         except LaunchError as error:
@@ -199,10 +210,11 @@ def run_mpi(
             if printer:
                 printer.finish()
     if outcome.failed is not None:
-        lines = list(said) if outcome.failed == MPIEXEC else job.outputs.last_lines(outcome.failed)
-        # mpiexec that fails before all ranks have started would fail again.
-        again = outcome.hurried is None and not (outcome.failed == MPIEXEC and missing)
-        raise RankFailed(outcome.failed, outcome.code, lines, size, after=outcome.after, again=again)
+        lines = list(said) if outcome.failed == STARTER else job.outputs.last_lines(outcome.failed)
+        # A starter that fails before all ranks have started would fail again.
+        again = outcome.hurried is None and not (outcome.failed == STARTER and missing)
+        who = "" if mpiexec else "the starter of ranks"
+        raise RankFailed(outcome.failed, outcome.code, lines, size, who if outcome.failed == STARTER else "", outcome.after, again)
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
 
@@ -289,6 +301,9 @@ def heed(
     """Returns a function that handles the reports of a rank's guard. Their last word is the time on its host."""
 
     def act(words: list[Any]) -> None:
+        if words[0] == "broken":  # from the starter, on this host: the rank's host was lost
+            job.fail(STARTER, 1, words[-1])
+            return
         # The line with the least delay gives the best estimate.
         behind = time.monotonic_ns() - int(words[-1])
         results.behind[host] = min(behind, results.behind.get(host, behind))
