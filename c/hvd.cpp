@@ -10,8 +10,10 @@
 #include "requests.hpp"
 
 #include <hvd/dtype.hpp>
+#include <hvd/hierarchical.hpp>
 #include <hvd/launch.hpp>
 #include <hvd/transport/shm.hpp>
+#include <hvd/transport/tcp.hpp>
 #include <hvd/version.hpp>
 #ifdef HVD_C_MPI
 #include <hvd/transport/mpi.hpp>
@@ -65,15 +67,16 @@ void require_version(std::string_view function, int abi) {
 }
 
 hvd_comm join(const char* transport) {
+  using tcp = Hierarchical<ShmTransport, TcpTransport>;
 #ifdef HVD_C_MPI
-  return publish(any_transport::from_environment<MpiTransport>(transport));
+  return publish(any_transport::from_environment<MpiTransport, tcp>(transport));
 #else
   const char* const wanted = transport != nullptr ? transport : std::getenv("HVD_TRANSPORT");
   if (wanted != nullptr && std::string_view(wanted) == "mpi") {
     detail::fail(error_kind::unsupported, {"this library is built without MPI; compile c/hvd.cpp with -DHVD_C_MPI and "
-                                           "an MPI, or use \"shm\""});
+                                           "an MPI, or use \"tcp\""});
   }
-  return publish(any_transport::from_environment(transport));
+  return publish(any_transport::from_environment<tcp>(transport));
 #endif
 }
 

@@ -202,15 +202,15 @@ class any_transport {
   explicit any_transport(T transport)  // NOLINT(bugprone-forwarding-reference-overload): by value
       : held_(std::make_unique<detail::any_transport_of<T>>(std::move(transport))) {}
 
-  /// Joins the job that the environment describes, over ShmTransport or `Others`, which is one transport or none.
+  /// Joins the job that the environment describes, over ShmTransport or one of `Others`.
   /// `transport`, or if it is null the variable HVD_TRANSPORT, names it by its timeline_name in lower case: "shm";
-  /// "mpi" for MpiTransport or for a Hierarchical between hosts that MPI connects. "auto", the default, stands for
-  /// "shm" if all ranks are on one host, otherwise for the other transport. Errors: invalid_argument for another name;
-  /// those of the transport's `from_environment`.
+  /// "mpi" for MpiTransport or for a Hierarchical between hosts that MPI connects; "tcp" for those of TcpTransport.
+  /// "auto", the default, stands for "shm" if all ranks are on one host, otherwise for the first of `Others`. Errors:
+  /// invalid_argument for another name; those of the transport's `from_environment`.
   template <class... Others>
   static any_transport from_environment(const char* transport = nullptr) {
-    static_assert(((timeline_name_of<Others> != timeline_name_of<ShmTransport>)&&...) && sizeof...(Others) <= 1,
-                  "hvd: from_environment<T>() chooses between ShmTransport and one other transport");
+    static_assert(((timeline_name_of<Others> != timeline_name_of<ShmTransport>)&&...),
+                  "hvd: from_environment<T...>() chooses between ShmTransport and other transports");
     const std::string names[] = {detail::transport_name<ShmTransport>(), detail::transport_name<Others>()...};
     const char* const given = transport != nullptr ? transport : std::getenv("HVD_TRANSPORT");
     std::string wanted = given == nullptr ? "auto" : given;

@@ -353,6 +353,26 @@ TEST_CASE("TCP: who does not know the secret does not come in, and delays nobody
   CHECK(std::chrono::steady_clock::now() - since < 5s);
 }
 
+TEST_CASE("TCP: where the environment says, and there again") {
+  CHECK(hvd::fork_run(2, [](hvd::ShmTransport& started) {
+          char address[64] = {};
+          if (started.rank() == 0) hvd::TcpListener("127.0.0.1:0", secret).address().copy(address, sizeof address - 1);
+          hvd::broadcast(started, address, 0);
+          ::setenv("HOROVOD_SIZE", "2", 1);
+          ::setenv("HOROVOD_RANK", started.rank() == 0 ? "0" : "1", 1);
+          ::setenv("HVD_TCP_SECRET", secret, 1);
+          CHECK_THROWS_WITH_AS(TcpTransport::from_environment(), doctest::Contains("HVD_TCP_ADDRESS is not set"),
+                               hvd::error);
+          ::setenv("HVD_TCP_ADDRESS", address, 1);
+          for (int again = 0; again != 3; ++again) {
+            TcpTransport comm = TcpTransport::from_environment();
+            int sum = comm.rank() + 1;
+            hvd::allreduce(comm, std::span(&sum, 1));
+            CHECK(sum == 3);
+          }
+        }) == 0);
+}
+
 TEST_CASE("TCP: a secret that could be guessed is refused") {
   CHECK_THROWS_WITH_AS(
       TcpTransport(0, 2, "127.0.0.1:0", "secret"),

@@ -81,8 +81,9 @@ HVD_API size_t hvd_size_of(int dtype);
 
 /* Joins the job that the environment describes: HVD_JOB, HOROVOD_RANK and HOROVOD_SIZE, or the variables of torchrun,
  * mpiexec or srun; rank 0 of 1 if none are set. `abi` is HVD_ABI_VERSION. `transport`: "shm", the ranks are processes
- * of this host; "mpi", the ranks of an MPI (if c/hvd.cpp is compiled with HVD_C_MPI); "auto", "shm" if all ranks are on
- * one host and otherwise "mpi"; NULL: the variable HVD_TRANSPORT, or else "auto". Collective. */
+ * of this host; "mpi", the ranks of an MPI (if c/hvd.cpp is compiled with HVD_C_MPI); "tcp", ranks that hvdrun has
+ * started on several hosts without an MPI; "auto", "shm" if all ranks are on one host and otherwise "mpi", or "tcp" in a
+ * library without it; NULL: the variable HVD_TRANSPORT, or else "auto". Collective. */
 HVD_API int hvd_init(int abi, const char* transport, hvd_comm* comm);
 /* Runs f(comm, user) in np child processes, each a rank, and waits for them. `exit_code` gets 0 if f returned 0 in all;
  * otherwise 128 + signal for the lowest rank that was killed, or else the code of the lowest rank that failed. Call it

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/call.hpp>
+#include <hvd/config.hpp>
 #include <hvd/detail/random_word.hpp>
 #include <hvd/detail/siphash.hpp>
 #include <hvd/error.hpp>
@@ -18,6 +19,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -75,6 +77,22 @@ class TcpTransport {
   /// As rank 0 of `size`, with a listener.
   TcpTransport(TcpListener listener, int size, const options& opts = options::from_environment())
       : TcpTransport(join(0, size, {}, {}, std::move(listener.listener_), opts)) {}
+
+  /// Joins the job that the environment describes (hvd/config.hpp): rank and size as a launcher sets them, and
+  /// HVD_TCP_ADDRESS and HVD_TCP_SECRET, which are `address` and `secret`. hvdrun sets them all if it starts ranks of
+  /// several hosts without an MPI. Errors: invalid_argument, which names the variable; those of the constructor.
+  static TcpTransport from_environment() {
+    const config c = config::from_environment();
+    const char* const address = std::getenv("HVD_TCP_ADDRESS");
+    const char* const secret = std::getenv("HVD_TCP_SECRET");
+    if (c.size > 1 && (address == nullptr || secret == nullptr)) {
+      detail::fail(error_kind::invalid_argument,
+                   {"rank ", c.rank, " of ", c.size, ": ", address == nullptr ? "HVD_TCP_ADDRESS" : "HVD_TCP_SECRET",
+                    " is not set, so ranks cannot meet over TCP: start them with hvdrun --gloo, or give all ranks"
+                    " \"HOST:PORT\" of rank 0 and a secret"});
+    }
+    return TcpTransport(c.rank, c.size, address == nullptr ? "" : address, secret == nullptr ? "" : secret);
+  }
 
   TcpTransport(TcpTransport&&) noexcept = default;
   TcpTransport& operator=(TcpTransport&&) noexcept = default;

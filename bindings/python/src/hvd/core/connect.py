@@ -138,19 +138,30 @@ def started_by_mpi() -> bool:
 
 
 def _join_tcp(place: placement.Place, comm: Any) -> Joined:
-    """Connects ranks over TCP, and over shared memory within each host. They meet in PyTorch's store."""
+    """Connects ranks over TCP, and over shared memory within each host. They meet where hvdrun says, otherwise in
+    PyTorch's store.
+    """
     from hvd import _core
 
     if comm is not None:
         raise ValueError("hvd: HVD_TRANSPORT=tcp connects all ranks; give no comm")
     if place.size == 1:
         return _core.connect_alone(), place, True, False
+    address, secret = os.environ.get("HVD_TCP_ADDRESS"), os.environ.get("HVD_TCP_SECRET")
+    if address and secret:
+        limits = _core.time_limits()
+        if place.rank == 0:
+            listener = _core.TcpListener(address, secret)
+            connected = interruptible(lambda: _core.accept_tcp(listener, place.size, *limits, False))
+        else:
+            connected = interruptible(lambda: _core.connect_tcp(place.rank, place.size, address, secret, *limits, False))
+        return *_place_in(_core.connect(connected), place), False
     try:
         meeting = importlib.import_module("hvd.torch.distributed.meeting")  # the store is PyTorch's
     except ImportError as e:
         raise ValueError(
             f"hvd: {place.local_size} of {place.size} ranks are on this host, and ranks of several hosts that no MPI has"
-            f" started meet in PyTorch's store, but PyTorch cannot be imported ({e}); install it, or start them with mpiexec"
+            f" started meet in PyTorch's store, but PyTorch cannot be imported ({e}); install it, or start them with hvdrun or mpiexec"
         ) from e
     job = _core.connect(meeting.over_store(place.rank, place.size))
     return *_place_in(job, place), False

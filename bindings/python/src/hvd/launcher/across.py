@@ -43,6 +43,7 @@ from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
 from hvd.remote.network import free_port, interfaces as own_interfaces
 
+TCP_ADDRESS, TCP_SECRET = guard.TCP_ADDRESS, "HVD_TCP_SECRET"  # see TcpTransport::from_environment
 STARTER = -1  # the index of mpiexec, or of the other starter, among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI also has the second
 
@@ -153,13 +154,16 @@ def run_across(
                 address = next((there for name, there, _ in own_interfaces() if name in interfaces), "")
                 meeting = first_host(names[0], names[0] in others, interfaces, agent, base, start_timeout)
             elif not others:
-                meeting = "127.0.0.1" if hosts.this_host_only(places) else names[0], free_port()
+                meeting = "127.0.0.1" if hosts.this_host_only(places) else names[0], [free_port(), free_port()]
             else:
                 chosen, ports, address, meeting = find_interfaces(names, others, agent, base, start_timeout)
                 options["network"] = [variables(*one) for one in zip(chosen, ports)]
                 if verbose:
                     verbose("; ".join(f"{name} is reached by {', '.join(found)}" for name, found in zip(names, chosen)))
-        found = {torchrun.ADDRESS: meeting[0], torchrun.PORT: str(meeting[1])}
+        found = {torchrun.ADDRESS: meeting[0], torchrun.PORT: str(meeting[1][0])}
+        if mpiexec is None:  # mpiexec's messages are not encrypted
+            found[TCP_ADDRESS] = f"{meeting[0]}:{meeting[1][1]}"
+            found[TCP_SECRET] = secrets.token_hex(16)
         options["meeting"] = {name: value for name, value in found.items() if name not in base}
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
@@ -226,16 +230,16 @@ def host_numbers(places: Sequence[tuple[str, int]]) -> list[int]:
 
 def first_host(
     name: str, far: bool, interfaces: Sequence[str], agent: str, env: Mapping[str, str], limit: float
-) -> tuple[str, int]:
-    """The address of the first host on one of these interfaces, and a free port there. If a resource manager reaches
+) -> tuple[str, list[int]]:
+    """The address of the first host on one of these interfaces, and two free ports there. If a resource manager reaches
     the host, its name instead of the address.
     """
     if far:
         told = ask_host(name, agent, env, limit)
-        found, port = told["interfaces"], int(told["free"])
+        found, ports = told["interfaces"], told["free"]
     else:
-        found, port = own_interfaces() if hosts.is_local(name) else [], free_port()
-    return next((str(address) for each, address, _ in found if each in interfaces), name), port
+        found, ports = own_interfaces() if hosts.is_local(name) else [], [free_port(), free_port()]
+    return next((str(address) for each, address, _ in found if each in interfaces), name), ports
 
 
 def extension_file(pin: str | None) -> str:

@@ -25,9 +25,9 @@ _T = TypeVar("_T")
 
 def find_interfaces(
     names: Sequence[str], others: Sequence[str], agent: str, env: Mapping[str, str], limit: float
-) -> tuple[list[list[str]], list[list[str]], str, tuple[str, int]]:
+) -> tuple[list[list[str]], list[list[str]], str, tuple[str, list[int]]]:
     """For each host of `names`, its interfaces and its InfiniBand ports; the address by which all reach this host; and
-    the first host's address with a free port.
+    the first host's address with two free ports.
 
     `others` are reached by `agent HOST COMMAND`. This host takes part even without a rank, because mpiexec listens
     here. Raises LaunchError with the hosts that do not answer or, if no interface is common, with all addresses.

@@ -7,7 +7,7 @@ back to the asking host. IPv4 only, like MPICH's Hydra.
 
 This file is also a program, run on each host by its path alone (python -I -S), so it imports nothing of hvd. It
 exchanges lines of JSON. First it prints the host's data, {"host", "port", "interfaces": [[name, address, Mbit/s], ...],
-"devices": [...], "free": a port}. Then it reads {"secret", "me": index, "hosts": [the data of each host], "limit":
+"devices": [...], "free": [port, port]}. Then it reads {"secret", "me": index, "hosts": [the data of each host], "limit":
 seconds}, and prints {"reached": {index: [address, ...]}, "refused": {address: why}}. It ends when its standard input
 ends, because other hosts may still connect until then.
 """
@@ -229,7 +229,7 @@ async def _main() -> None:
     prober = Prober()
     port = await prober.listen()
     own = {"host": socket.gethostname(), "port": port, "interfaces": interfaces(), "devices": devices()}
-    own["free"] = free_port()
+    own["free"] = [free_port(), free_port()]
     print(json.dumps(own), flush=True)
     loop = asyncio.get_running_loop()
     line = await loop.run_in_executor(None, sys.stdin.readline)

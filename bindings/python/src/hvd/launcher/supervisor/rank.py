@@ -18,6 +18,7 @@ from .guard import CARRIERS, STOPPING, Guard
 from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
 
+TCP_ADDRESS = "HVD_TCP_ADDRESS"  # where ranks of several hosts meet: see TcpTransport::from_environment
 MARK = "\x1ehvd:"  # begins a line of a rank's guard in the rank's output; the job's token and words follow
 OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard, because all users can read a command line
 WINDOW = 1 << 15  # bytes of input in flight to a rank: mpiexec fails when the pipe to it is full
@@ -187,17 +188,19 @@ def network_of(host: str, options: dict[str, Any], guard: RankGuard) -> dict[str
     return variables(here)
 
 
-def port_of(own: dict[str, str], guard: RankGuard) -> socket.socket | None:
-    """Keeps the port in MASTER_PORT free, unless the user has set it. Rank 0 is not started if another program has the
-    port.
+def keep_ports(own: dict[str, str], guard: RankGuard) -> list[socket.socket]:
+    """Keeps the ports in MASTER_PORT and HVD_TCP_ADDRESS free, unless the user has set them. Rank 0 is not started if
+    another program has one.
     """
-    if torchrun.PORT not in own:
-        return None
-    try:
-        return torchrun.keep_port(int(own[torchrun.PORT]))
-    except OSError as error:
-        guard.tell("refused", 0, 0, f"{torchrun.PORT}={own[torchrun.PORT]} was free a moment ago: {error.strerror}")
-        sys.exit(1)
+    kept = []
+    for name in (torchrun.PORT, TCP_ADDRESS):
+        if name in own:
+            try:
+                kept.append(torchrun.keep_port(int(own[name].rpartition(":")[2])))
+            except OSError as error:
+                guard.tell("refused", 0, 0, f"{name}={own[name]} was free a moment ago: {error.strerror}")
+                sys.exit(1)
+    return kept
 
 
 def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int:
@@ -207,7 +210,7 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     guard = RankGuard(control, options)
     network = {**network_of(own["HOROVOD_HOSTNAME"], options, guard), **options["meeting"]}
     own.update({name: value for name, value in network.items() if name not in os.environ})
-    kept = port_of(own, guard) if rank == 0 else None
+    kept = keep_ports(own, guard) if rank == 0 else []
     share = share_of(own, options, guard)
     if share is not None:
         own.update(share.variables(options["pin"]))
@@ -231,8 +234,8 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     if feed is not None:
         threading.Thread(target=guard.feed, args=(feed,), daemon=True).start()
     guard.run()
-    if kept is not None:
-        kept.close()
+    for each in kept:
+        each.close()
     identity = {name: options["env"][name] for name in ("HVD_JOB", "HVD_LAUNCH")}
     if not processes_of(identity):  # the last rank of this host: others might still open such files
         sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", segment_prefix(identity))
