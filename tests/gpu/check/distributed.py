@@ -5,6 +5,7 @@ tools/gpu-check runs it.
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import time
 import traceback
@@ -145,13 +146,14 @@ def run_all() -> list[tuple[str, Callable[[], None]]]:
 
 def main() -> int:
     warnings.simplefilter("ignore")
+    faulthandler.dump_traceback_later(100, exit=True)  # below tools/gpu-check's limit, which would say nothing
     torch.cuda.set_device(0)
     dist.init_process_group("hvd")
     found, failed = run_all(), 0
     for name, check in found:
         try:
             check()
-        except Exception:
+        except Exception:  # the others go on, so that one run tells of all
             failed += 1
             print(f"rank {dist.get_rank()}: {name}:\n{traceback.format_exc()}", flush=True)
     dist.barrier()
