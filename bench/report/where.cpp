@@ -31,7 +31,10 @@ void print_ranks(const options& o, const machine& m, const std::vector<rank_line
     all_bound = all_bound && cpu >= 0;
   }
   const std::size_t cpus = all_bound ? bound.size() : m.cpus.size();
-  if (ranks.size() > cpus) std::printf("# more ranks than CPUs: %zu ranks on %zu\n", ranks.size(), cpus);
+  if (ranks.size() > cpus) {
+    std::printf("# more ranks than CPUs: %zu ranks on %zu (-n in nccl-tests, the iterations, is --iters here)\n",
+                ranks.size(), cpus);
+  }
   if (!all_bound) {
     std::printf("# ranks are not pinned%s: the system moves them between CPUs, which makes times and ratios noisy\n",
                 o.pin ? "" : " (--no-pin)");

@@ -625,6 +625,21 @@ def test_a_connection_that_is_lost(two):
     assert re.search("h2 was lost: the connection ended, with exit code (-9|137)", done.stderr), done.stderr
 
 
+KILL_GUARD = """
+import os, signal, time
+if os.environ["HOROVOD_RANK"] == "1":  # its parent is the guard, and the guard's parent what the proxy has started
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+def test_a_guard_that_is_killed(two):
+    two.started_by("hvdrun")
+    done = two.hvdrun("-np", "2", "-H", "h1:1,h2:1", sys.executable, "-c", KILL_GUARD)
+    assert done.returncode == 1 and "rank 1 on h2: its guard ended with code -9" in done.stderr, done.stderr
+
+
 def test_a_host_that_does_not_answer_any_more(monkeypatch):
     (there, mine), (_, other) = os.pipe(), os.pipe()
     link = spread.Link(there, other)

@@ -32,7 +32,7 @@ from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import FAREWELL, GRACE, Job
-from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
+from hvd.launcher.local import MEETING, MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
 from hvd.launcher.network import ask_host, find_interfaces
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
@@ -43,7 +43,6 @@ from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
 from hvd.remote.network import free_port, interfaces as own_interfaces
 
-TCP_ADDRESS, TCP_SECRET = guard.TCP_ADDRESS, "HVD_TCP_SECRET"  # see TcpTransport::from_environment
 STARTER = -1  # the index of mpiexec, or of the other starter, among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI also has the second
 
@@ -109,6 +108,8 @@ def run_across(
         if base.get("HVD_TRANSPORT") == "mpi":
             raise LaunchError(f"ranks need MPICH: neither {' nor '.join(NAMES)} is in PATH (Debian: apt-get install mpich)")
         base["HVD_TRANSPORT"] = "tcp"
+        for name in [name for name in base if name.startswith("PMI_")]:  # of an MPI around this job
+            del base[name]
         if mpi_args:
             (notify or warnings.warn)(f"{' '.join(mpi_args)} has no effect: ranks are started without an MPI")
     token = secrets.token_hex(8)
@@ -162,8 +163,7 @@ def run_across(
                     verbose("; ".join(f"{name} is reached by {', '.join(found)}" for name, found in zip(names, chosen)))
         found = {torchrun.ADDRESS: meeting[0], torchrun.PORT: str(meeting[1][0])}
         if mpiexec is None:  # mpiexec's messages are not encrypted
-            found[TCP_ADDRESS] = f"{meeting[0]}:{meeting[1][1]}"
-            found[TCP_SECRET] = secrets.token_hex(16)
+            options["env"].update(zip(MEETING, (f"{meeting[0]}:{meeting[1][1]}", secrets.token_hex(16))))
         options["meeting"] = {name: value for name, value in found.items() if name not in base}
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
@@ -305,7 +305,7 @@ def heed(
     """Returns a function that handles the reports of a rank's guard. Their last word is the time on its host."""
 
     def act(words: list[Any]) -> None:
-        if words[0] == "broken":  # from the starter, on this host: the rank's host was lost
+        if words[0] == "broken":  # from the starter, on this host: the rank's guard or its host was lost
             job.fail(STARTER, 1, words[-1])
             return
         # The line with the least delay gives the best estimate.
@@ -323,6 +323,8 @@ def heed(
             job.begun()
         elif words[0] == "refused":
             job.refuse(f"rank {rank} could not be started: {words[3]}")
+        elif words[0] == "left":
+            job.left(words[1:-1])
         elif words[0] == "lost":
             job.lost(words[1], words[2])
         elif words[0] == "passed":

@@ -176,14 +176,15 @@ class Job:
         until = time.monotonic() + processes.KILL_TIMEOUT
         while left := processes.processes_of(identity):
             if time.monotonic() > until:
-                self._notify_left(left)
+                self.left(left)
                 return
             for pid in left:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def _notify_left(self, pids: Sequence[int]) -> None:
+    def left(self, pids: Sequence[int]) -> None:
+        """Tells the user which processes are left."""
         self._notify(f"not even SIGKILL ended the processes {', '.join(map(str, pids))}")
 
     def _prepare(self, stack: contextlib.ExitStack, sweep: Sequence[Any]) -> Supervisor:
@@ -291,7 +292,7 @@ class Job:
                 named = self.programs[index].index
                 self._outcome.ended(index if named is None else named, code)
             elif word == "left":
-                self._notify_left(rest)
+                self.left(rest)
             elif word == "done":
                 self._done = True
         return reports is not None

@@ -17,12 +17,12 @@ from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import Job
 from hvd.launcher.streams import OnLine, Tee
-from hvd.launcher.supervisor import planning, torchrun
+from hvd.launcher.supervisor import planning, rank as guard, torchrun
 from hvd.launcher.supervisor.processes import segment_prefix
-from hvd.launcher.supervisor.rank import place
 from hvd.remote.errors import RankFailed
 
 MOST_RANKS = 1024
+MEETING = (guard.TCP_ADDRESS, "HVD_TCP_SECRET")  # of ranks on several hosts: see TcpTransport::from_environment
 
 
 @above_streams()
@@ -98,7 +98,7 @@ def run_local(
         }
         job = Job(base, on_line or printer or LinePrinter(), tee, notify)
         for rank in range(np):
-            own = {**place(rank, [np], [names[rank]]), **common}
+            own = {**guard.place(rank, [np], [names[rank]]), **common}
             own.update(shares[rank].variables(pin))
             own.update(rank_env(rank) if rank_env else {})
             job.add(
@@ -146,8 +146,14 @@ def plan_ranks(np: int, pin: str | None, bind: bool | int) -> list[planning.Shar
 
 
 def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of all ranks. Sets PYTHONUNBUFFERED, because Python otherwise buffers output to a pipe."""
+    """The environment of all ranks. Sets PYTHONUNBUFFERED, because Python otherwise buffers output to a pipe. Removes
+    what a launcher around this one has set for its ranks to meet.
+    """
     base = dict(os.environ if env is None else env)
+    if MEETING[0] in base and base.get("HVD_TRANSPORT") == "tcp":  # which that launcher has set, too
+        del base["HVD_TRANSPORT"]
+    for name in MEETING:
+        base.pop(name, None)
     base.setdefault("PYTHONUNBUFFERED", "1")
     return base
 

@@ -37,6 +37,8 @@ def reach(
     """
     launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
     agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
+    if mpiexec is None and launcher not in ("", "ssh", "rsh"):
+        launcher = agent = ""  # that of a resource manager, which starts one program on many hosts
     ssh_options = ssh_port is not None or ssh_identity is not None
     if mpiexec and not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
         return [], [], ""  # Hydra uses the resource manager that allocated the hosts
@@ -60,6 +62,8 @@ def reach(
         os.chmod(agent, 0o700)
         arguments = ["-launcher", "ssh", "-launcher-exec", agent]
     agent = agent or shutil.which("rsh") or ""
+    if not agent and mpiexec is None:
+        raise LaunchError(f"{', '.join(others)}: HYDRA_LAUNCHER=rsh, but rsh is not in PATH; unset it for ssh")
     if agent:
         try_hosts(others, agent, env, mpiexec, limit)
         if verbose:

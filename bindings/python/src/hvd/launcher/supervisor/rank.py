@@ -111,7 +111,7 @@ def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:
 def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     """Runs one rank, with its place and its cores. Returns its exit code.
 
-    `options`: rank (else PMI_RANK), token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
+    `options`: rank (else PMI_RANK), proxy (its process), token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
     and MASTER_PORT, unless the user has set them), pin (a policy, or null), plan (the policy for the plan, and the path
     of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and farewell in
     seconds. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
@@ -155,6 +155,8 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
         os.close(orders)
         return guard_rank(control, options, command)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the proxy is gone
+    if options.get("proxy", os.getppid()) != os.getppid():  # it is already
+        pass_on(signal.SIGTERM)
     os.closerange(3, orders)  # above all the MPI connection, which belongs to the rank
     os.closerange(orders + 1, 1024)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -210,7 +212,7 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     guard = RankGuard(control, options)
     network = {**network_of(own["HOROVOD_HOSTNAME"], options, guard), **options["meeting"]}
     own.update({name: value for name, value in network.items() if name not in os.environ})
-    kept = keep_ports(own, guard) if rank == 0 else []
+    kept = keep_ports({**own, **options["env"]}, guard) if rank == 0 else []
     share = share_of(own, options, guard)
     if share is not None:
         own.update(share.variables(options["pin"]))

@@ -3,7 +3,7 @@
 There is one connection to each host, whatever its number of ranks: `ssh HOST python __main__.py proxy`. The proxy reads
 the order, with all that must stay private, from its standard input. Then both sides exchange frames: signals and rank
 0's input go there, the guards' output and their ends come back. The end of the connection, or its silence, ends the
-ranks on that side of it.
+ranks on that side of it. So the ranks of a host that was cut off are gone after at most SILENCE and their grace, 35 s.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ALIVE, SIGNAL, INPUT, STDOUT, STDERR, ENDED = range(6)
 # Seconds: a frame is sent so often, and without one for so long the other side is lost. Longer than hvd itself needs to
 # name a host without a network, and than a host that has too much to do is silent.
 OFTEN, SILENCE = 5.0, 30.0
+LEFT = 1.0  # seconds after the end of a guard, in which its output is read
 MOST = 1 << 20  # bytes that wait to be sent, above which nothing more is read for them
 SIGNALS = (*STOPPING, *dict.fromkeys(CARRIERS.values()))
 PROGRAM = [sys.executable, "-I", "-S", str(Path(__file__).with_name("__main__.py"))]
@@ -45,7 +46,7 @@ class Link:
         self.source, self.target = source, target
         self.mark = mark  # a line before the first frame; what a shell prints at its start comes before it
         self.open = True
-        self.waiting = b""
+        self.waiting = bytearray()
         self.last_read = self.last_written = time.monotonic()
         self._text = b""
         for fd in (source, target):
@@ -59,12 +60,12 @@ class Link:
         if not self.waiting:
             return
         try:
-            self.waiting = self.waiting[os.write(self.target, self.waiting) :]
+            del self.waiting[: os.write(self.target, self.waiting)]
             self.last_written = time.monotonic()
         except BlockingIOError:
             pass
         except OSError:  # the end is seen when reading
-            self.waiting = b""
+            self.waiting.clear()
 
     def read(self) -> list[tuple[int, int, bytes]]:
         """The frames that have arrived."""
@@ -80,6 +81,7 @@ class Link:
         if self.mark:
             _, found, rest = self._text.partition(self.mark + b"\n")
             if not found:
+                self._text = self._text[-len(self.mark) :]
                 return []
             self.mark, self._text = b"", rest
         frames = []
@@ -131,6 +133,7 @@ class Rank:
 
     process: subprocess.Popen[bytes]
     streams: dict[int, IO[bytes]]  # STDOUT, STDERR: those that are open
+    ended: float = 0.0  # when the guard has ended
 
 
 class Proxy:
@@ -140,18 +143,22 @@ class Proxy:
         self.link = Link(0, 1)
         self.ranks: dict[int, Rank] = {}
         self.feed: IO[bytes] | None = None  # to the guard of rank 0
+        self.input = bytearray()  # for it
+        self.input_over = False
         self.selector = selectors.PollSelector()
         self.listening = False  # to the guards
         env = {**os.environ, **order["env"]}
         for number in order["ranks"]:
-            own = {**env, OPTIONS: json.dumps({**order["options"], "rank": number})}
+            own = {**env, OPTIONS: json.dumps({**order["options"], "rank": number, "proxy": os.getpid()})}
             stdin = subprocess.PIPE if number == 0 else subprocess.DEVNULL
             process = subprocess.Popen(
                 [*PROGRAM, "rank", *order["command"]], env=own, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             assert process.stdout and process.stderr
             self.ranks[number] = Rank(process, {STDOUT: process.stdout, STDERR: process.stderr})
-            self.feed = process.stdin or self.feed
+            if process.stdin:
+                self.feed = process.stdin
+                os.set_blocking(self.feed.fileno(), False)
 
     def pass_on(self, number: int) -> None:
         for rank in self.ranks.values():
@@ -160,7 +167,8 @@ class Proxy:
 
     def leave(self) -> None:
         """The launcher is gone."""
-        self.link.open, self.link.waiting = False, b""
+        self.link.open = False
+        self.link.waiting.clear()
         self.selector.unregister(0)
         self.pass_on(signal.SIGTERM)
 
@@ -181,14 +189,46 @@ class Proxy:
         for kind, number, data in self.link.read():
             if kind == SIGNAL:
                 self.pass_on(number)
-            elif kind == INPUT and self.feed is not None:
-                with contextlib.suppress(OSError):  # the guard of rank 0 has ended
-                    os.write(self.feed.fileno(), data)  # never more than the pipe takes: see WINDOW
-                    if not data:
-                        self.feed.close()
-                        self.feed = None
+            elif kind == INPUT:
+                self.input += data
+                self.input_over = not data
         if not self.link.open:
             self.leave()
+
+    def give(self) -> None:
+        """Writes input for rank 0, as far as its guard takes it."""
+        if self.feed is None:
+            return
+        try:
+            if self.input:
+                del self.input[: os.write(self.feed.fileno(), self.input)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the guard has ended
+            self.input.clear()
+            self.input_over = True
+        registered = self.feed in self.selector.get_map()
+        if self.input and not registered:
+            self.selector.register(self.feed, selectors.EVENT_WRITE)
+        elif registered and not self.input:
+            self.selector.unregister(self.feed)
+        if self.input_over and not self.input:
+            self.feed.close()
+            self.feed = None
+
+    def reap(self) -> None:
+        """Reports the guards that have ended. A process that not even SIGKILL ends may still hold their output."""
+        for number, rank in list(self.ranks.items()):
+            if rank.process.poll() is None:
+                continue
+            rank.ended = rank.ended or time.monotonic()
+            if rank.streams and time.monotonic() - rank.ended < LEFT:
+                continue
+            for file in rank.streams.values():
+                if file in self.selector.get_map():
+                    self.selector.unregister(file)
+            del self.ranks[number]
+            self.link.send(ENDED, number, str(rank.process.returncode).encode())
 
     def take(self, number: int, stream: int) -> None:
         """Passes on what a guard has printed."""
@@ -205,11 +245,12 @@ class Proxy:
         with signals() as (woken, come):
             self.selector.register(woken, selectors.EVENT_READ)
             self.selector.register(0, selectors.EVENT_READ)
-            while self.ranks:
+            while self.ranks or (self.link.open and self.link.waiting):
                 if self.link.open and not self.link.tend():
                     self.leave()
                 flush(self.link, self.selector)
                 self.listen()
+                self.give()
                 for key, _ in self.selector.select(1.0):
                     if key.fd == woken:
                         for number in set(come()) & set(STOPPING):
@@ -218,13 +259,7 @@ class Proxy:
                         self.obey()
                     elif key.data is not None:
                         self.take(*key.data)
-                for number, rank in list(self.ranks.items()):
-                    if not rank.streams and rank.process.poll() is not None:
-                        del self.ranks[number]
-                        self.link.send(ENDED, number)
-        os.set_blocking(1, True)
-        while self.link.open and self.link.waiting:
-            self.link.write()
+                self.reap()
 
 
 def read_order() -> dict[str, Any] | None:
@@ -269,7 +304,12 @@ class Spread:
         self.selector = selectors.PollSelector()
         self.hosts: list[Host] = []
         self.outputs: dict[tuple[int, int], int] = {}  # by rank and stream: the launcher's pipe
+        self.ended: list[subprocess.Popen[bytes]] = []  # the agents of lost hosts and of those that have no rank left
         self.failed = 0
+        for rank in range(sum(self.options["counts"])):
+            for stream, file in ((STDOUT, "stdout"), (STDERR, "stderr")):
+                path = f"{order['folder']}/{file}.{rank}"
+                self.outputs[rank, stream] = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         own = {"env": dict(os.environ), "folder": os.getcwd(), "command": command, "options": self.options}
         first = 0
         for (name, far), count in zip(order["hosts"], self.options["counts"]):
@@ -280,21 +320,20 @@ class Spread:
             assert process.stdin and process.stdout
             link = Link(process.stdout.fileno(), process.stdin.fileno(), self.options["token"].encode())
             text = json.dumps({**own, "ranks": ranks}).encode()
-            link.waiting = b"%d\n" % len(text) + text
+            link.waiting += b"%d\n" % len(text) + text
             self.hosts.append(Host(name, set(ranks), process, link, deque()))
             self.selector.register(link.source, selectors.EVENT_READ, self.hosts[-1])
-            for rank in ranks:
-                for stream, file in ((STDOUT, "stdout"), (STDERR, "stderr")):
-                    path = f"{order['folder']}/{file}.{rank}"
-                    self.outputs[rank, stream] = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def lose(self, host: Host, why: str) -> None:
-        """Tells the launcher, which ends the other ranks."""
+    def fail(self, rank: int, why: str) -> None:
+        """Tells the launcher, which ends all ranks, unless it knows already from this rank's guard."""
         self.failed = 1
-        print(f"{host.name} was lost: {why}", file=sys.stderr, flush=True)
+        print(why, file=sys.stderr, flush=True)
         report = f"{MARK}{self.options['token']} {json.dumps(['broken', time.monotonic_ns()])}\n"
         with contextlib.suppress(BlockingIOError):  # then it learns of it from the exit code
-            os.write(self.outputs[min(host.ranks), STDERR], report.encode())
+            os.write(self.outputs[rank, STDERR], report.encode())
+
+    def lose(self, host: Host, why: str) -> None:
+        self.fail(min(host.ranks), f"{host.name} was lost: {why}")
         self.end(host)
 
     def end(self, host: Host) -> None:
@@ -302,10 +341,17 @@ class Spread:
         for fd in (host.link.source, host.link.target, host.full):
             if fd >= 0 and fd in self.selector.get_map():
                 self.selector.unregister(fd)
-        try:
-            host.process.wait(0 if host.ranks else 2)  # it has nothing to do any more
-        except subprocess.TimeoutExpired:
-            host.process.kill()
+        self.ended.append(host.process)
+
+    def finish(self) -> None:
+        """Ends the agents, which have nothing to do any more."""
+        until = time.monotonic() + 2
+        for process in self.ended:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def deliver(self, host: Host) -> None:
         """Passes frames on. Reads no more of them while the launcher does not take a rank's output."""
@@ -313,13 +359,17 @@ class Spread:
             kind, rank, data = host.frames.popleft()
             if kind == ENDED:
                 host.ranks.discard(rank)
+                if data != b"0":
+                    self.fail(rank, f"rank {rank} on {host.name}: its guard ended with code {data.decode()}")
             elif kind in (STDOUT, STDERR) and not self.write(host, self.outputs[rank, kind], data):
                 host.frames.appendleft((kind, rank, host.rest))
                 return
         if not host.ranks:
             self.end(host)
         elif not host.link.open:
-            self.lose(host, f"the connection ended, with exit code {host.process.wait()}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                host.process.wait(1)
+            self.lose(host, f"the connection ended, with exit code {host.process.returncode}")
 
     def write(self, host: Host, pipe: int, data: bytes) -> bool:
         """Writes to a pipe of the launcher. False if it is full; then `host.rest` is what it has not taken."""
@@ -374,6 +424,11 @@ def spread(command: list[str]) -> int:
     with the ranks' pipes, stdout.N and stderr.N.
     """
     order = json.loads(os.environ.pop(ORDER))
-    job = Spread(order, command)
+    try:
+        job = Spread(order, command)
+    except OSError as error:
+        print(f"{error.strerror}: {error.filename or 'the hosts cannot be asked'}; raise ulimit -n", file=sys.stderr)
+        return 1
     job.run()
+    job.finish()
     return job.failed
