@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -195,7 +196,7 @@ def test_a_token_of_ones_own(tmp_path: Path) -> None:
     assert file.exists()
 
 
-@pytest.mark.parametrize("case", ["port in use", "no such port", "no folder", "empty token", "no token"])
+@pytest.mark.parametrize("case", ["port in use", "no such port", "no folder", "empty token", "no token", "no module"])
 def test_what_cannot_work_harms_no_training(case: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -208,8 +209,13 @@ def test_what_cannot_work_harms_no_training(case: str, tmp_path: Path) -> None:
             "no folder": (str(tmp_path / "none" / "x.prom"), "", "No such file or directory"),
             "empty token": ("0", str(tmp_path / "token"), f"HVD_METRICS_TOKEN_FILE={tmp_path / 'token'} is empty"),
             "no token": ("0", str(tmp_path / "none"), "No such file or directory"),
+            "no module": ("0", "", "they need prometheus_client: pip install 'hvd[page]'"),
         }[case]
-        (result,) = end_ranks(start_ranks(1, WORK, HVD_METRICS=metrics, HVD_METRICS_TOKEN_FILE=token))
+        path = os.environ.get("PYTHONPATH", "")
+        if case == "no module":
+            (tmp_path / "prometheus_client.py").write_text("raise ModuleNotFoundError(name=__name__)")
+            path = f"{tmp_path}:{path}"
+        (result,) = end_ranks(start_ranks(1, WORK, HVD_METRICS=metrics, HVD_METRICS_TOKEN_FILE=token, PYTHONPATH=path))
     assert result == (0, "ready\n", f"hvd: rank 0: HVD_METRICS={metrics}: no metrics: {said}; the job goes on without them\n")
 
 

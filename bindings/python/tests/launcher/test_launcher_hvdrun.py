@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pty
 import shutil
@@ -11,6 +12,8 @@ import sys
 
 import pytest
 from launcher_support import LIMIT, ROOT, alive, environment, hvdrun, signals_reach_ranks
+
+from hvd.launcher import timeline
 
 
 def test_output_of_ranks():
@@ -161,6 +164,13 @@ def test_numbers_that_are_no_ranks():
     done = hvdrun("-np", "1", sys.executable, "-c", f"print({line!r}); raise SystemExit(3)")
     assert done.returncode == 3
     assert done.stderr == f"hvdrun: rank 0 of 1 ended with exit code 3; its last lines:\n  {line}\n"
+
+
+def test_a_page_without_what_serves_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs tornado, which serves the page: pip install 'hvd\[page\]'"):
+        with timeline.page({}, False, print):
+            pass
 
 
 def test_as_horovodrun(tmp_path):

@@ -182,6 +182,8 @@ def start(rank: int, local_rank: int, read: Callable[[], dict[str, Any]]) -> Non
             _exporter.write_file(file_of(asked, rank))
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, ImportError):
+            why = f"they need {error.name}: pip install 'hvd[page]'"
         _say(f"rank {rank}: HVD_METRICS={asked}: no metrics: {why}; the job goes on without them")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import shlex
 import shutil
@@ -44,6 +45,8 @@ def page(
 
     ValueError if there can be no page.
     """
+    if importlib.util.find_spec("tornado") is None:
+        raise ValueError("--timeline-live needs tornado, which serves the page: pip install 'hvd[page]'")
     file = environ.get(FILE, "")
     if file == "DYNAMIC":
         raise ValueError(f"--timeline-live shows one file from the start: {FILE}=DYNAMIC does not name one")

@@ -98,7 +98,7 @@ def show(chosen: argparse.Namespace) -> int:
         from hvd.timeline.server import Site, serve
         from hvd.timeline.watched import Watched
     except ImportError as error:
-        return complain(f"the page needs {error.name}: pip install {error.name}")
+        return complain(f"the page needs {error.name}: pip install 'hvd[page]'")
 
     with listen(chosen.host, chosen.port) as opened:
         watched = Watched(Path(chosen.path))
