@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -98,7 +99,11 @@ def _cpu_seconds() -> float:
 
 
 def _children(process: int | str) -> list[str]:
-    return [child for file in Path(f"/proc/{process}/task").glob("*/children") for child in file.read_text().split()]
+    found = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += file.read_text().split()
+    return found
 
 
 def pytest_runtest_logstart() -> None:
