@@ -549,7 +549,7 @@ int main(void) {
   CHECK(strstr(hvd_last_error(), "version 2") != NULL && strstr(hvd_last_error(), "version 1") != NULL);
   REFUSED(hvd_init(0, NULL, NULL), BAD, "version 0");
   REFUSED(hvd_init(ABI, NULL, NULL), BAD, "comm is null");
-  REFUSED(hvd_init(ABI, "tcp", &comm), BAD, "transport=\"tcp\"");
+  REFUSED(hvd_init(ABI, "udp", &comm), BAD, "transport=\"udp\"");
   CHECK(comm == 0);
   REFUSED(hvd_init(ABI, "", &comm), BAD, "transport=\"\" is not a transport");
   setenv("HVD_TRANSPORT", "smoke", 1);
