@@ -230,13 +230,15 @@ def test_a_terminal():
     code = """
 import os, time
 if os.environ["HOROVOD_RANK"] == "0":
-    print("hello", input("name? "), flush=True)
+    name = input("name? ")
     try:
+        print("hello", name, flush=True)
         time.sleep(1000)
     except KeyboardInterrupt:
         print("saved", flush=True)
 else:
     try:
+        print("ready", flush=True)
         time.sleep(1000)
     except KeyboardInterrupt:
         pass
@@ -246,14 +248,14 @@ else:
         os.execve(sys.executable, [sys.executable, "-m", "hvd.launcher.main", "-np", "2", sys.executable, "-c", code],
                   environment(TERM="xterm"))  # fmt: skip
     text = b""
-    answers = [(b"name? ", b"Ada\n"), (b"hello Ada", b"\x03")]
+    answers = [([b"name? "], b"Ada\n"), ([b"hello Ada", b"ready"], b"\x03")]
     while True:
         try:
             data = os.read(terminal, 4096)
         except OSError:  # its last user is gone
             break
         text += data
-        if answers and answers[0][0] in text:
+        if answers and all(said in text for said in answers[0][0]):
             os.write(terminal, answers.pop(0)[1])
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     os.close(terminal)
