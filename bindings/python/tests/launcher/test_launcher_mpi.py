@@ -1,4 +1,4 @@
-"""hvd/launcher/across.py: MPICH's mpiexec on this host, and on hosts that are not there."""
+"""Tests hvd/launcher/across.py with MPICH's mpiexec, on this host and with hosts that do not exist."""
 
 from __future__ import annotations
 

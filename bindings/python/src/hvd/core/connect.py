@@ -150,11 +150,7 @@ def _join_tcp(place: placement.Place, comm: Any) -> Joined:
     address, secret = os.environ.get("HVD_TCP_ADDRESS"), os.environ.get("HVD_TCP_SECRET")
     if address and secret:
         limits = _core.time_limits()
-        if place.rank == 0:
-            listener = _core.TcpListener(address, secret)
-            connected = interruptible(lambda: _core.accept_tcp(listener, place.size, *limits, False))
-        else:
-            connected = interruptible(lambda: _core.connect_tcp(place.rank, place.size, address, secret, *limits, False))
+        connected = interruptible(lambda: _core.connect_tcp(place.rank, place.size, address, secret, *limits, False))
         return *_place_in(_core.connect(connected), place), False
     try:
         meeting = importlib.import_module("hvd.torch.distributed.meeting")  # the store is PyTorch's

@@ -41,7 +41,7 @@ from hvd.launcher.supervisor.client import GUARD
 from hvd.launcher.supervisor.interfaces import named, stripped, variables
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
-from hvd.remote.network import free_port, interfaces as own_interfaces
+from hvd.remote.network import free_ports, interfaces as own_interfaces
 
 STARTER = -1  # the index of mpiexec, or of the other starter, among ranks
 NAMES = ("mpiexec.mpich", "mpiexec.hydra")  # not mpiexec, which may be Open MPI's; Intel MPI also has the second
@@ -155,7 +155,7 @@ def run_across(
                 address = next((there for name, there, _ in own_interfaces() if name in interfaces), "")
                 meeting = first_host(names[0], names[0] in others, interfaces, agent, base, start_timeout)
             elif not others:
-                meeting = "127.0.0.1" if hosts.this_host_only(places) else names[0], [free_port(), free_port()]
+                meeting = "127.0.0.1" if hosts.this_host_only(places) else names[0], free_ports()
             else:
                 chosen, ports, address, meeting = find_interfaces(names, others, agent, base, start_timeout)
                 options["network"] = [variables(*one) for one in zip(chosen, ports)]
@@ -238,7 +238,7 @@ def first_host(
         told = ask_host(name, agent, env, limit)
         found, ports = told["interfaces"], told["free"]
     else:
-        found, ports = own_interfaces() if hosts.is_local(name) else [], [free_port(), free_port()]
+        found, ports = own_interfaces() if hosts.is_local(name) else [], free_ports()
     return next((str(address) for each, address, _ in found if each in interfaces), name), ports
 
 

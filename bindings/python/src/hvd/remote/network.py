@@ -74,13 +74,16 @@ def devices() -> list[str]:
     )
 
 
-def free_port() -> int:
-    """An unused port below those that Linux assigns by itself. It stays free until the guard of rank 0 takes it."""
-    for port in (*random.sample(range(10000, 32768), 100), 0):
+def free_ports() -> list[int]:
+    """Two unused ports below those that Linux assigns by itself. They stay free until the guard of rank 0 takes them."""
+    found: set[int] = set()
+    for port in (*random.sample(range(10000, 32768), 100), 0, 0):
         with contextlib.suppress(OSError), socket.socket() as trial:
             trial.bind(("", port))
-            return int(trial.getsockname()[1])
-    raise OSError("no port is free")
+            found.add(int(trial.getsockname()[1]))
+        if len(found) == 2:
+            return list(found)
+    raise OSError("no two ports are free")
 
 
 def _text(path: Path) -> str:
@@ -229,7 +232,7 @@ async def _main() -> None:
     prober = Prober()
     port = await prober.listen()
     own = {"host": socket.gethostname(), "port": port, "interfaces": interfaces(), "devices": devices()}
-    own["free"] = [free_port(), free_port()]
+    own["free"] = free_ports()
     print(json.dumps(own), flush=True)
     loop = asyncio.get_running_loop()
     line = await loop.run_in_executor(None, sys.stdin.readline)

@@ -101,14 +101,19 @@ class Link:
         return now - self.last_read < SILENCE
 
 
+def watch(selector: selectors.BaseSelector, file: int | IO[bytes], events: int, wanted: bool, data: Any = None) -> None:
+    """Registers a file if it is wanted, and else does not have it registered."""
+    registered = file in selector.get_map()
+    if wanted and not registered:
+        selector.register(file, events, data)
+    elif registered and not wanted:
+        selector.unregister(file)
+
+
 def flush(link: Link, selector: selectors.BaseSelector) -> None:
     """Sends what waits. The selector returns when the pipe takes the rest."""
     link.write()
-    registered = link.target in selector.get_map()
-    if link.waiting and not registered:
-        selector.register(link.target, selectors.EVENT_WRITE)
-    elif registered and not link.waiting:
-        selector.unregister(link.target)
+    watch(selector, link.target, selectors.EVENT_WRITE, bool(link.waiting))
 
 
 @contextlib.contextmanager
@@ -180,10 +185,7 @@ class Proxy:
         self.listening = wanted
         for number, rank in self.ranks.items():
             for stream, file in rank.streams.items():
-                if wanted:
-                    self.selector.register(file, selectors.EVENT_READ, (number, stream))
-                else:
-                    self.selector.unregister(file)
+                watch(self.selector, file, selectors.EVENT_READ, wanted, (number, stream))
 
     def obey(self) -> None:
         for kind, number, data in self.link.read():
@@ -207,11 +209,7 @@ class Proxy:
         except OSError:  # the guard has ended
             self.input.clear()
             self.input_over = True
-        registered = self.feed in self.selector.get_map()
-        if self.input and not registered:
-            self.selector.register(self.feed, selectors.EVENT_WRITE)
-        elif registered and not self.input:
-            self.selector.unregister(self.feed)
+        watch(self.selector, self.feed, selectors.EVENT_WRITE, bool(self.input))
         if self.input_over and not self.input:
             self.feed.close()
             self.feed = None
@@ -225,8 +223,7 @@ class Proxy:
             if rank.streams and time.monotonic() - rank.ended < LEFT:
                 continue
             for file in rank.streams.values():
-                if file in self.selector.get_map():
-                    self.selector.unregister(file)
+                watch(self.selector, file, 0, False)
             del self.ranks[number]
             self.link.send(ENDED, number, str(rank.process.returncode).encode())
 
@@ -339,8 +336,8 @@ class Spread:
     def end(self, host: Host) -> None:
         self.hosts.remove(host)
         for fd in (host.link.source, host.link.target, host.full):
-            if fd >= 0 and fd in self.selector.get_map():
-                self.selector.unregister(fd)
+            if fd >= 0:
+                watch(self.selector, fd, 0, False)
         self.ended.append(host.process)
 
     def finish(self) -> None:
