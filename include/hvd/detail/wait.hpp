@@ -67,7 +67,7 @@ inline constexpr pace tcp{.looks = 16};
 inline constexpr pace gpu{.yields = 1000, .sleep = us(50)};
 /// A call of NCCL in another thread, with a check of the other ranks after each sleep.
 inline constexpr pace nccl_call{.sleep = us(50)};
-/// The end of a communicator or of a stream, which may take seconds.
+/// The end of a communicator, of a stream, or of all work of a device, which may take seconds.
 inline constexpr pace gpu_end{.sleep = us(100)};
 /// Another group's turn to queue its work; the group of a batch can do nothing else meanwhile.
 inline constexpr pace gpu_turn{.sleep = us(20)};

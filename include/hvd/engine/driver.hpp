@@ -132,7 +132,7 @@ class driver final : public waiting_room {
     progress_.close();
     stir();
     // A collective under way gets 1 s to end by itself; then it is aborted, because its other ranks may never come.
-    for (int i = 0; progress_.taken() && i != 1000; ++i) nap(std::chrono::milliseconds(1));
+    for (int i = 0; progress_.taken() && i != 1000; ++i) nap(paces::other_process.sleep);
     if (progress_.taken()) abandon();
     progress_.join();
     progress_.insist([&] {
@@ -353,7 +353,7 @@ class driver final : public waiting_room {
       if (progress_.closing()) throw error(cause_.shut_down());
       if (condemned_.load()) throw verdict();
       poll_device(pending_.quiet);
-      if (!pending_.spin()) nap(std::chrono::microseconds(100));
+      if (!pending_.spin()) nap(paces::gpu_end.sleep);
     }
   }
 

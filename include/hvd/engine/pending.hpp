@@ -115,7 +115,7 @@ class pending_batches {
   void finish(clock::time_point until) noexcept {
     try {
       for (end_all_done(); !all_.empty() && clock::now() < until; end_all_done()) {
-        nap(std::chrono::microseconds(100));
+        nap(paces::gpu_end.sleep);
       }
     } catch (const std::exception&) {  // the device is lost as well
     }
@@ -180,7 +180,7 @@ class pending_batches {
       const auto until = clock::now() + to_name;
       while (e.rank() < 0 && clock::now() < until) {
         guard_.check();
-        nap(std::chrono::milliseconds(1));
+        nap(paces::other_process.sleep);
       }
       throw;
     }

@@ -5,6 +5,7 @@
 #include <hvd/algorithm/recursive_doubling.hpp>
 #include <hvd/collective/front_door.hpp>
 #include <hvd/detail/keep_for_ever.hpp>
+#include <hvd/detail/wait.hpp>
 #include <hvd/shared_memory/agree.hpp>
 
 #include <algorithm>
@@ -18,6 +19,7 @@ namespace hvd_python {
 namespace {
 
 using hvd::detail::cuda_device;
+namespace paces = hvd::detail::paces;
 
 constexpr seconds look_every(0.1), look_in_timelines_every(0.002), ask_driver_every(5), while_lost(5);
 constexpr hvd::detail::cu_result no_answer{-1};
@@ -179,7 +181,7 @@ bool device_group::wait(device_pending& p, std::optional<seconds> limit, interru
   for (int looks = 0; !poll(p); ++looks) {
     if (limit && clock::now() - started >= *limit) return false;
     if (by_signal != nullptr && by_signal()) throw hvd::error(hvd::error_kind::aborted, "interrupted");
-    hvd::detail::nap(std::chrono::microseconds(looks < 1000 ? 50 : 1000));
+    hvd::detail::nap(looks < 1000 ? paces::gpu.sleep : paces::other_process.sleep);
   }
   check(p);
   return true;
@@ -416,7 +418,7 @@ void device_group::abort() noexcept {
 
 /// Waits until no collective is in flight; returns false if that takes longer.
 bool device_group::drain(seconds limit, bool failed) noexcept {
-  for (const auto until = clock::now() + limit;; hvd::detail::nap(std::chrono::microseconds(100))) {
+  for (const auto until = clock::now() + limit;; hvd::detail::nap(paces::gpu_end.sleep)) {
     const lock held(state_);
     retire();
     if (in_flight_.empty() && !in_call_) return true;

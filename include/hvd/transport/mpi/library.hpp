@@ -178,7 +178,7 @@ class mpi_process {
     // UCX may still hold messages of the barrier, which it gives to the kernel when it is polled.
     for (int i = 0, unused = 0; i < 20; ++i) {
       MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_WORLD, &unused, MPI_STATUS_IGNORE);
-      nap(std::chrono::milliseconds(1));
+      nap(paces::other_process.sleep);
     }
     const int hydra = std::atoi(std::getenv("PMI_FD"));
     constexpr std::string_view leave = "cmd=finalize\n";
