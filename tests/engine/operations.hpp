@@ -221,6 +221,7 @@ class attempt {
     r.postscale = what_.postscale;
     r.wire = what_.wire;
     r.root = what_.root;
+    r.even = what_.kind == operation::alltoall && what_.even && what_.seed % 4 < 2;
     r.priority = what_.priority;
     for (std::size_t t = 0; t != what_.types.size(); ++t) {
       in_.push_back(what_.input(rank_, p_, t));

@@ -311,6 +311,14 @@ TEST_CASE("engine: memory for the result of an allgather or alltoall") {
   }
 }
 
+TEST_CASE("engine: one shape on all ranks") {
+  request r = good(operation::alltoall, {8});
+  r.even = true;
+  CHECK(refused(r) == "nothing");
+  r.tensors[0].splits = {4, 4};
+  CHECK(refused(r).ends_with("splits, and one shape on all ranks required; allowed: one of both"));
+}
+
 TEST_CASE("engine: memory of a device") {
   using hvd::memory_kind;
   request r = good(operation::allreduce);

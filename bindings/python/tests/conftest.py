@@ -37,8 +37,8 @@ def pytest_sessionfinish() -> None:
 
 # --- What `-m "not rest"` leaves out, and does not import -----------------------------------------------------------
 
-# TensorFlow, Keras, Spark and what else takes minutes; of other files the tests with one of these in their names.
-REST = re.compile(r"(?!test_annotations).*(tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz)")
+# JAX, TensorFlow, Keras, Spark and what else takes minutes; of other files the tests with one of these in their names.
+REST = re.compile(r"(?!test_annotations).*(jax|tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz)")
 HERE = Path(__file__).parent
 
 

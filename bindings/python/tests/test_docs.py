@@ -26,8 +26,8 @@ import pytest
 from hvd.launcher import function, options, settings
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ["README.md", "bindings/python/README.md", "docs/integrations.md", "docs/python.md", "docs/tensorflow.md",
-         "docs/timeline.md", "docs/torch_distributed.md"]
+PAGES = ["README.md", "bindings/python/README.md", "docs/integrations.md", "docs/jax.md", "docs/python.md",
+         "docs/tensorflow.md", "docs/timeline.md", "docs/torch_distributed.md"]
 if not (ROOT / "tests/docs/blocks.py").exists():
     pytest.skip("the pages are not part of this distribution", allow_module_level=True)
 
@@ -94,6 +94,8 @@ def test_code(page: str, tmp_path: Path) -> None:
         pytest.importorskip("torch")
     if any("tensorflow" in block.text for block in blocks):
         pytest.importorskip("tensorflow")
+    if any("import jax" in block.text for block in blocks):
+        pytest.importorskip("optax")
     if together:
         script = tmp_path / "together.py"
         script.write_text(program_of(together))
@@ -253,7 +255,7 @@ def is_there(name: str, modules: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize("page", PAGES)
 def test_names(page: str) -> None:
     """What the text names as `hvd.NAME` is there."""
-    frameworks = ("tensorflow", "keras") if "tensorflow" in page else ("torch",)
+    frameworks = {"docs/tensorflow.md": ("tensorflow", "keras"), "docs/jax.md": ("jax",)}.get(page, ("torch",))
     for name in frameworks:
         pytest.importorskip(name)
     modules = ("hvd", *(f"hvd.{name}" for name in frameworks))

@@ -19,7 +19,7 @@ ROWS = (
     ("core",),
     ("api", "elastic", "check_build __main__"),
     ("numpy", "torch"),
-    ("tensorflow keras",),
+    ("jax", "tensorflow keras"),
     ("remote",),
     ("timeline",),
     ("launcher",),

@@ -107,9 +107,10 @@ class executor {
 
   received_rows even_rows(std::span<const std::size_t> own, std::span<const work> works) const {
     received_rows rows;
-    for (const std::size_t n : own) rows.emplace_back(static_cast<std::size_t>(comm_.size()), n);
-    std::size_t index = 0;
-    each(works, [&](const work& w, std::size_t t) { total_rows(rows[index++], w, t); });
+    each(works, [&](const work& w, std::size_t t) {
+      rows.emplace_back(static_cast<std::size_t>(comm_.size()), own[rows.size()]);
+      total_rows(rows.back(), w, t);
+    });
     return rows;
   }
   /// Rows of tensor `t` of all ranks together. The numbers come from other ranks, so the sum may be too large to

@@ -69,6 +69,9 @@ struct request {
   /// packed, and each result is rounded to this type. `user`: no conversion.
   dtype wire = dtype::user;
   int root = 0;  ///< of a broadcast: a rank of the process set
+  /// For allgather, and for alltoall without splits: all ranks pass tensors of one shape, or all get an error of kind
+  /// mismatch. Ranks then exchange no numbers of rows. An allgather into the callers' memory is always so.
+  bool even = false;
   /// Of operations that are ready at the same time, those with higher values run first. For a new name the value of the
   /// lowest rank counts.
   int priority = 0;

@@ -22,7 +22,7 @@ struct signature {
   std::vector<std::vector<std::size_t>> shapes{};  ///< without dimension 0 if numbers of rows may differ
   memory_kind memory = memory_kind::host;          ///< of all tensors
   dtype wire = dtype::user;                        ///< see request::wire
-  bool even = false;                               ///< an allgather into the callers' memory: see tensor::out
+  bool even = false;                               ///< an allgather or alltoall of one shape: see request::even
   /// Where the tensors lie in memory that a device's library has registered on all ranks: 0 if nowhere, else a hash.
   /// Not compared: ranks may differ, and then it is `places_differ`.
   std::uint64_t place = 0;
@@ -47,7 +47,7 @@ struct signature {
   }
   /// True if ranks may have different numbers of rows.
   [[nodiscard]] bool rows_differ() const noexcept {
-    return kind == operation::alltoall || (kind == operation::allgather && !even);
+    return (kind == operation::alltoall || kind == operation::allgather) && !even;
   }
   /// Elements of one row of an allgather or alltoall.
   [[nodiscard]] std::size_t row_elements(std::size_t t) const noexcept {
@@ -76,7 +76,8 @@ inline signature signature_of(const request& r) {
   s.kind = r.kind;
   if (has_op(r.kind)) s.op = r.op, s.prescale = r.prescale, s.postscale = r.postscale, s.wire = r.wire;
   if (r.kind == operation::broadcast) s.root = r.root;
-  s.even = r.kind == operation::allgather && !r.tensors.empty() && r.tensors.front().out != nullptr;
+  const bool gathers_into = r.kind == operation::allgather && !r.tensors.empty() && r.tensors.front().out != nullptr;
+  s.even = r.even || gathers_into;
   s.types.reserve(r.tensors.size());
   s.shapes.reserve(r.tensors.size());
   for (const tensor& t : r.tensors) {
@@ -140,7 +141,7 @@ inline void put(std::string& to, const announcement& a) {
 inline void check_received(const signature& s) {
   bool valid = name(s.kind) != "unknown" && name(s.op) != "unknown" && name(s.memory) != "unknown" &&
                (s.wire == dtype::user || is_wire(s.wire));
-  valid = valid && (!s.even || s.kind == operation::allgather);
+  valid = valid && (!s.even || s.kind == operation::allgather || s.kind == operation::alltoall);
   const bool data = s.kind != operation::split;  // else the shape is a list of numbers
   for (std::size_t t = 0; data && valid && t != s.types.size(); ++t) {
     valid = s.types[t] < dtype::user && ((s.kind != operation::reduce_scatter && !s.even) || !s.shapes[t].empty());
@@ -195,8 +196,8 @@ inline std::string difference(const announcement& a, const announcement& b) {
   const signature &x = a.what, &y = b.what;
   if (x.kind != y.kind) return say("operation", name(x.kind), name(y.kind));
   if (x.even != y.even) {
-    const auto given = [](bool even) { return std::string_view(even ? "passed" : "not passed"); };
-    return say("memory for the result", given(x.even), given(y.even));
+    const auto demand = [](bool even) { return std::string_view(even ? "required" : "not required"); };
+    return say("one shape on all ranks", demand(x.even), demand(y.even));
   }
   if (x.types.size() != y.types.size()) return say("number of tensors", x.types.size(), y.types.size());
   for (std::size_t t = 0; t != x.types.size(); ++t) {

@@ -149,8 +149,8 @@ void define_group(nb::module_& m) {
         return made(over_shared_memory(name, rank, size, timeout, check));
       },
       nb::call_guard<released_gil>());
-  m.def("group_over", [made](const nb::capsule& connected) {
-    hvd::any_transport ranks = taken_from(connected);
+  m.def("group_over", [made](const nb::capsule& transport) {
+    hvd::any_transport ranks = taken_from(transport);
     const released_gil released;
     return made(std::move(ranks));
   });

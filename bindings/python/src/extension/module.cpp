@@ -238,9 +238,9 @@ void define_job(nb::module_& m) {
       .def_rw("max_ctas", &hvd::nccl_options::max_ctas)
       .def_rw("network", &hvd::nccl_options::network)
       .def_rw("high_priority", &hvd::nccl_options::high_priority);
-  m.def("connect", [](const nb::capsule& made) {
-    hvd::any_transport ranks = taken_from(made);
-    const released_gil released;
+  m.def("connect", [](const nb::capsule& transport) {
+    hvd::any_transport ranks = taken_from(transport);
+    const released_gil without;
     return job(connect(std::move(ranks), {}));
   });
   m.def(

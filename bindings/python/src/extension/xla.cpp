@@ -1,4 +1,4 @@
-// xla.cpp: allreduce as a handler of XLA. Calls from programs never take the GIL.
+// xla.cpp: the collectives as a handler of XLA. Calls from programs never take the GIL.
 
 #include "xla.hpp"
 
@@ -17,8 +17,10 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -87,16 +89,19 @@ class shared {
   std::deque<problem> problems_;
 };
 
-/// One tensor in the attribute "how", as these numbers; the factors are the bits of doubles.
+/// One operation in the attribute "how", as these numbers, on the next `tensors` tensors; the factors are the bits of
+/// doubles.
 struct how_entry {
-  std::int64_t op, wire, prescale, postscale, name_length;
+  std::int64_t tensors, op, wire, prescale, postscale, name_length;
 };
-constexpr std::size_t entry_numbers = 5;
+constexpr std::size_t entry_numbers = 6, first_entry = 3;
 
 /// The attributes of a program. They contain all it needs, and nothing is kept in this process: XLA may store programs
 /// in files.
 struct call {
   std::int64_t process_set = 0;  // -1: a trial that copies its input
+  hvd::operation kind = hvd::operation::allreduce;
+  int root = 0;
   std::vector<how_entry> each;
   std::string_view names;  // concatenated
 };
@@ -109,19 +114,25 @@ const void* find(const xla_ffi::attributes& all, std::string_view name, int type
   return nullptr;
 }
 
-std::optional<call> read_call(const xla_ffi::attributes& all) {
+/// The call, on `count` tensors; empty if the attributes are others.
+std::optional<call> read_call(const xla_ffi::attributes& all, std::size_t count) {
   const auto* const how = static_cast<const xla_ffi::array*>(find(all, "how", xla_ffi::of_array));
   const auto* const names = static_cast<const xla_ffi::bytes*>(find(all, "names", xla_ffi::of_string));
   if (how == nullptr || names == nullptr || xla_ffi::dtype_of(how->type) != hvd::dtype::int64) return std::nullopt;
   const std::span numbers(static_cast<const std::int64_t*>(how->data), how->count);
-  if (numbers.size() % entry_numbers != 1) return std::nullopt;
-  call c{.process_set = numbers[0], .each = {}, .names = {names->data, names->size}};
-  std::size_t length = 0;
-  for (std::size_t i = 1; i != numbers.size(); i += entry_numbers) {
-    c.each.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4]});
-    length += static_cast<std::size_t>(numbers[i + 4]);
+  if (numbers.size() < first_entry || (numbers.size() - first_entry) % entry_numbers != 0) return std::nullopt;
+  call c{.process_set = numbers[0],
+         .kind = static_cast<hvd::operation>(numbers[1]),
+         .root = static_cast<int>(numbers[2]),
+         .each = {},
+         .names = {names->data, names->size}};
+  std::size_t length = 0, tensors = 0;
+  for (std::size_t i = first_entry; i != numbers.size(); i += entry_numbers) {
+    c.each.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4], numbers[i + 5]});
+    tensors += static_cast<std::size_t>(c.each.back().tensors);
+    length += static_cast<std::size_t>(c.each.back().name_length);
   }
-  return length == c.names.size() ? std::optional(c) : std::nullopt;
+  return length == c.names.size() && tensors == count ? std::optional(c) : std::nullopt;
 }
 
 const xla_ffi::buffer* buffer_of(const xla_ffi::values& all, std::size_t i) {
@@ -129,27 +140,52 @@ const xla_ffi::buffer* buffer_of(const xla_ffi::values& all, std::size_t i) {
   return all.types[i] == 1 && b->size >= sizeof(xla_ffi::buffer) ? b : nullptr;
 }
 
-/// Argument `i` as a tensor whose result is result `i`; empty if they are not of one known type and shape.
-std::optional<hvd::tensor> tensor_of(const xla_ffi::frame& f, std::size_t i) {
+/// A tensor, and the memory of XLA for its result.
+struct tensor_pair {
+  hvd::tensor in;
+  std::span<std::byte> out;
+};
+
+std::size_t elements(const xla_ffi::buffer& b) {
+  std::size_t all = 1;
+  for (const std::int64_t length : std::span(b.lengths, static_cast<std::size_t>(b.rank)))
+    all *= static_cast<std::size_t>(length);
+  return all;
+}
+
+/// Argument `i` as a tensor, and result `i`; empty if they are not of one type that hvd has.
+std::optional<tensor_pair> tensor_of(const xla_ffi::frame& f, std::size_t i) {
   const xla_ffi::buffer* const in = buffer_of(f.arguments, i);
   const xla_ffi::buffer* const out = buffer_of(f.results, i);
   if (in == nullptr || out == nullptr || in->type != out->type) return std::nullopt;
   const std::optional<hvd::dtype> type = xla_ffi::dtype_of(in->type);
-  const std::span lengths(in->lengths, static_cast<std::size_t>(in->rank));
-  if (!type || !std::ranges::equal(lengths, std::span(out->lengths, static_cast<std::size_t>(out->rank))))
-    return std::nullopt;
-  hvd::tensor t;
-  t.in = static_cast<const std::byte*>(in->data);
-  t.out = static_cast<std::byte*>(out->data);
-  t.type = *type;
-  for (const std::int64_t length : lengths) t.shape.push_back(static_cast<std::size_t>(length));
+  if (!type) return std::nullopt;
+  tensor_pair t{.in = {}, .out = {static_cast<std::byte*>(out->data), elements(*out) * hvd::size_of(*type)}};
+  t.in.in = static_cast<const std::byte*>(in->data);
+  t.in.type = *type;
+  for (const std::int64_t length : std::span(in->lengths, static_cast<std::size_t>(in->rank)))
+    t.in.shape.push_back(static_cast<std::size_t>(length));
   return t;
 }
 
-void copy(const hvd::tensor& t) {
-  std::size_t size = hvd::size_of(t.type);
-  for (const std::size_t length : t.shape) size *= length;
-  if (size != 0) std::memcpy(t.out, t.in, size);
+std::size_t bytes_of(const hvd::tensor& t) {
+  return std::accumulate(t.shape.begin(), t.shape.end(), hvd::size_of(t.type), std::multiplies<>());
+}
+
+/// Copies into a result of the same size; false if it has another one.
+bool copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  if (from.size() == to.size() && !to.empty()) std::memcpy(to.data(), from.data(), to.size());
+  return from.size() == to.size();
+}
+bool copy(const tensor_pair& t) { return copy({t.in.in, bytes_of(t.in)}, t.out); }
+
+/// The last argument and result of a call only order it: a number, or a token of XLA's, which has no memory.
+bool pass_on_order(const xla_ffi::frame& f) {
+  const auto last = static_cast<std::size_t>(f.arguments.count - 1);
+  const xla_ffi::buffer* const in = buffer_of(f.arguments, last);
+  if (in != nullptr && in->type == xla_ffi::token) return true;
+  const std::optional<tensor_pair> t = tensor_of(f, last);
+  return t && copy(*t);
 }
 
 /// Operations that use a call's memory. The call ends after them.
@@ -175,11 +211,22 @@ struct in_flight {
   }
 };
 
-hvd::request request_for(const how_entry& how, std::string_view name, hvd::tensor t) {
+/// Whether the engine writes a result of this kind into XLA's memory; other results may have any number of rows.
+bool in_place(hvd::operation kind) noexcept {
+  return kind == hvd::operation::allreduce || kind == hvd::operation::broadcast;
+}
+
+hvd::request request_for(const call& c, const how_entry& how, std::string_view name,
+                         std::span<const tensor_pair> tensors) {
   hvd::request r;
-  r.kind = hvd::operation::allreduce;
+  r.kind = c.kind;
+  r.even = c.kind == hvd::operation::allgather || c.kind == hvd::operation::alltoall;  // as compiled
+  r.root = c.root;
   r.name = name;
-  r.tensors.push_back(std::move(t));
+  for (const tensor_pair& t : tensors) {
+    r.tensors.push_back(t.in);
+    if (in_place(c.kind)) r.tensors.back().out = t.out.data();
+  }
   r.op = static_cast<hvd::reduce_op>(how.op);
   r.prescale = std::bit_cast<double>(how.prescale);
   r.postscale = std::bit_cast<double>(how.postscale);
@@ -187,19 +234,38 @@ hvd::request request_for(const how_entry& how, std::string_view name, hvd::tenso
   return r;
 }
 
-/// Submits all tensors and waits for all of them. Returns the first problem.
-std::optional<problem> allreduce(const call& c, std::vector<hvd::tensor> tensors) {
+/// Copies the results of an operation out of the engine's memory. Returns the problem, if there is one.
+std::optional<problem> take_results(const hvd::handle& h, std::string_view name, std::span<const tensor_pair> tensors) {
+  for (std::size_t i = 0; i != tensors.size(); ++i) {
+    const hvd::result& r = h.output(i);
+    hvd::tensor t;
+    t.type = r.type;
+    t.shape = r.shape;
+    if (!copy({r.data.get(), bytes_of(t)}, tensors[i].out)) {
+      return refusal("hvd: \"" + std::string(name) + "\" gives " + std::to_string(bytes_of(t)) +
+                     " bytes, and the compiled program expects " + std::to_string(tensors[i].out.size()) +
+                     ": ranks have other numbers of rows, or the program was compiled for another number of ranks"
+                     " (see jax.clear_caches)");
+    }
+  }
+  return std::nullopt;
+}
+
+/// Submits all operations and waits for all of them. Returns the first problem.
+std::optional<problem> run(const call& c, std::span<const tensor_pair> tensors) {
   // Its own reference: another thread may close the job meanwhile.
   const std::shared_ptr<session> s = shared::instance().current();
   if (!s) return refusal("Horovod has not been initialized; use hvd.init().");
   std::optional<problem> first;
   in_flight submitted;
-  submitted.handles.reserve(tensors.size());
-  std::size_t position = 0;
-  for (std::size_t i = 0; i != tensors.size(); ++i) {
-    const auto length = static_cast<std::size_t>(c.each[i].name_length);
-    hvd::request r = request_for(c.each[i], c.names.substr(position, length), std::move(tensors[i]));
+  submitted.handles.reserve(c.each.size());
+  std::size_t position = 0, at = 0;
+  for (const how_entry& how : c.each) {
+    const auto length = static_cast<std::size_t>(how.name_length);
+    const auto count = static_cast<std::size_t>(how.tensors);
+    hvd::request r = request_for(c, how, c.names.substr(position, length), tensors.subspan(at, count));
     position += length;
+    at += count;
     try {
       // This thread waits next, and does the work itself.
       submitted.handles.push_back(s->submit(std::move(r), static_cast<int>(c.process_set), false));
@@ -209,29 +275,36 @@ std::optional<problem> allreduce(const call& c, std::vector<hvd::tensor> tensors
   }
   const std::optional<hvd::error> failed = submitted.wait();
   if (!first && failed) first = problem{failed->what(), hvd::name(failed->kind()), failed->rank()};
+  if (in_place(c.kind) || first) return first;
+  at = position = 0;
+  for (std::size_t i = 0; i != c.each.size() && !first; ++i) {
+    const auto length = static_cast<std::size_t>(c.each[i].name_length);
+    const auto count = static_cast<std::size_t>(c.each[i].tensors);
+    first = take_results(submitted.handles[i], c.names.substr(position, length), tensors.subspan(at, count));
+    position += length;
+    at += count;
+  }
   return first;
 }
 
 std::optional<problem> execute(const xla_ffi::frame& f) {
-  const std::optional<call> c = read_call(f.attributes);
-  const auto count = static_cast<std::size_t>(f.arguments.count);
-  // The last argument and result only order the calls: see hvd/tensorflow/xla.py.
-  if (!c || f.results.count != f.arguments.count || c->each.size() + 1 != count)
-    return refusal("hvd: a compiled program calls hvd_allreduce with the attributes of another version of hvd");
-  std::vector<hvd::tensor> tensors;
+  const problem other_version =
+      refusal("hvd: a compiled program calls hvd_collective with the attributes of another version of hvd");
+  if (f.arguments.count < 1 || f.results.count != f.arguments.count) return other_version;
+  const auto count = static_cast<std::size_t>(f.arguments.count) - 1;
+  const std::optional<call> c = read_call(f.attributes, count);
+  if (!c || !pass_on_order(f)) return other_version;
+  std::vector<tensor_pair> tensors;
   for (std::size_t i = 0; i != count; ++i) {
-    std::optional<hvd::tensor> t = tensor_of(f, i);
-    if (!t) return refusal("hvd: a compiled program calls hvd_allreduce with a type that hvd does not support");
+    std::optional<tensor_pair> t = tensor_of(f, i);
+    if (!t) return refusal("hvd: a compiled program calls hvd_collective with a type that hvd does not support");
+    if (in_place(c->kind) && bytes_of(t->in) != t->out.size()) return other_version;
     tensors.push_back(*std::move(t));
   }
-  copy(tensors.back());
-  tensors.pop_back();
-  if (c->process_set >= 0) return allreduce(*c, std::move(tensors));
-  for (const hvd::tensor& t : tensors) copy(t);
-  return std::nullopt;
+  if (c->process_set >= 0) return run(*c, tensors);
+  return std::ranges::all_of(tensors, [](const tensor_pair& t) { return copy(t); }) ? std::nullopt
+                                                                                    : std::optional(other_version);
 }
-
-int minor_version = 0;  // of the loaded XLA
 
 xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
   for (xla_ffi::extension* e = f->first; e != nullptr; e = e->next) {
@@ -239,7 +312,7 @@ xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
     xla_ffi::description& asked = *reinterpret_cast<xla_ffi::describe_extension*>(e)->description;
     asked.version.size = sizeof(asked.version);
     asked.version.major = 0;
-    asked.version.minor = minor_version;
+    asked.version.minor = f->api->version.minor;  // TensorFlow and JAX have an XLA each
     asked.traits = 0;
     return nullptr;
   }
@@ -273,7 +346,7 @@ get_api* find_api(const char* path) {
   return reinterpret_cast<get_api*>(found);
 }
 
-/// Registers the handler. Returns an empty string, or the reason for a failure.
+/// Registers the handler with TensorFlow's XLA. Returns an empty string, or the reason for a failure.
 std::string register_handler(const char* path) {
   get_api* const get = find_api(path);
   if (get == nullptr) return "this TensorFlow does not export XLA's interface for such calls";
@@ -282,8 +355,7 @@ std::string register_handler(const char* path) {
       api->version.minor > 2) {
     return "the XLA of this TensorFlow has a version of its interface for such calls other than 0.1 and 0.2";
   }
-  minor_version = api->version.minor;
-  constexpr std::string_view name = "hvd_allreduce", platform = "Host";
+  constexpr std::string_view name = "hvd_collective", platform = "Host";
   xla_ffi::registration r{};
   r.size = sizeof(r);
   r.name = {name.data(), name.size()};
@@ -308,6 +380,7 @@ void define_xla(nb::module_& m) {
     static const std::string why = register_handler(path);  // XLA accepts each name once
     return nb::str(why.c_str(), why.size());
   });
+  m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handle_call)); });
   m.def("xla_failures", [] {
     nb::list result;
     for (const problem& p : shared::instance().take_problems()) {

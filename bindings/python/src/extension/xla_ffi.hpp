@@ -128,6 +128,8 @@ struct api {
   failure* (*register_handler)(registration*);
 };
 
+constexpr int token = 17;  // the type of a buffer that only orders calls
+
 /// hvd's dtype for a type number of XLA; empty if hvd has none.
 constexpr std::optional<hvd::dtype> dtype_of(int number) noexcept {
   using enum hvd::dtype;

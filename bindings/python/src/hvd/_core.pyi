@@ -274,9 +274,12 @@ def forget_callbacks() -> None:
     """For a forked child: functions of its parent are not called."""
 
 def register_xla(library: str, /) -> str:
-    """Makes ``hvd_allreduce`` known to the XLA of TensorFlow, whose library has this path. Returns why that is not
+    """Makes ``hvd_collective`` known to the XLA of TensorFlow, whose library has this path. Returns why that is not
     possible; "" where it is.
     """
+
+def xla_handler() -> object:
+    """A capsule of the handler of ``hvd_collective``, for ``jax.ffi.register_ffi_target``."""
 
 def xla_failures() -> list[tuple[str, str, int, bool]]:
     """Why calls of compiled programs have failed since this was called last: text, kind and rank of the ``hvd::error``,

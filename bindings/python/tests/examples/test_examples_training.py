@@ -131,3 +131,19 @@ def test_as_it_was_written_for_horovod_with_mnist(framework: str, tmp_path: Path
         [*command, "--epochs", "2", "--batch-size", "8"], tmp_path, PYTHONPATH=f"{COMPAT}:{EXAMPLES}"
     )
     assert len(means(printed)) == 2, printed
+
+
+def test_jax(tmp_path: Path) -> None:
+    """Two ranks print what one with the whole batch prints, and write the weights."""
+    if importlib.util.find_spec("optax") is None:
+        pytest.skip("SKIP: JAX and Optax are not installed")
+    found = []
+    for ranks, arguments in ((1, WHOLE), (2, HALF)):
+        command = [*HVDRUN, "-np", str(ranks), *script("jax"), "--epochs", str(EPOCHS), "--checkpoint", f"{ranks}.npz"]
+        found.append(means(run([*command, *options(arguments)], tmp_path, JAX_PLATFORMS="cpu")))
+    one, two = found
+    assert len(one) == EPOCHS and one[-1][0] < one[0][0]
+    np.testing.assert_allclose(two, one, rtol=0, atol=0.0011)
+    with np.load(tmp_path / "1.npz") as whole, np.load(tmp_path / "2.npz") as parts:
+        for name, weights in whole.items():
+            np.testing.assert_allclose(parts[name], weights, rtol=1e-4, atol=1e-5)

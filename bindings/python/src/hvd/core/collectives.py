@@ -50,6 +50,30 @@ def check_average(how: Reduction, dtype: int) -> None:
     )
 
 
+def check_reducescatter(how: Reduction) -> None:
+    """Raises HorovodInternalError for an operation for which reducescatter is not defined."""
+    if how.op is Adasum:
+        raise HorovodInternalError("hvd: reducescatter with op=Adasum is not defined; allowed: Average, Sum")
+    if how.op not in (Average, Sum):
+        raise HorovodInternalError(f"hvd: reducescatter with op={how.op.name}; allowed: Average, Sum")
+
+
+def root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The place of a rank of the job in the set. Raises ValueError for a rank that is not in it."""
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"hvd: broadcast from rank {root_rank}, which is not one of {_few(ranks)}")
+    return ranks.index(root_rank)
+
+
+def rows_of(rows: int, process_set: ProcessSet) -> int:
+    """The rows of a reducescatter for this rank: they are distributed evenly, and the first ranks get one more each if
+    they do not divide.
+    """
+    rank, size = process_set.rank() or 0, process_set.size() or 1
+    return rows // size + (rank < rows % size)
+
+
 class Collectives(Generic[T]):
     """The asynchronous collectives on the tensors of one framework. Each returns a handle.
 
@@ -172,14 +196,12 @@ class Collectives(Generic[T]):
     ) -> int:
         """Copies the root's tensor to all ranks. ``root_rank`` is a rank of the job."""
         number = number_of(process_set)
-        ranks = process_set.ranks or []
-        if root_rank not in ranks:
-            raise ValueError(f"hvd: broadcast from rank {root_rank}, which is not one of {_few(ranks)}")
+        root = root_in(process_set, root_rank)
         described, (result,) = self._with_outputs([tensor], None if output is None else [output])
         keep = self._hold([tensor], exposed), result
         finish = (lambda _: result) if output is None or not exposed else self._in_place([result], described, result)
         begun = begin(
-            _BROADCAST, "broadcast", name, described, keep, finish, number, root=ranks.index(root_rank), wake=wake,
+            _BROADCAST, "broadcast", name, described, keep, finish, number, root=root, wake=wake,
             stream=self._stream([result], described),
         )
         if output is not None:
@@ -219,11 +241,7 @@ class Collectives(Generic[T]):
         one more each.
         """
         number = number_of(process_set)
-        op = how.op
-        if op is Adasum:
-            raise HorovodInternalError("hvd: reducescatter with op=Adasum is not defined; allowed: Average, Sum")
-        if op not in (Average, Sum):
-            raise HorovodInternalError(f"hvd: reducescatter with op={op.name}; allowed: Average, Sum")
+        check_reducescatter(how)
         described = self._plain(tensors)
         for one in described:
             check_average(how, one[2])
@@ -243,8 +261,7 @@ class Collectives(Generic[T]):
 
     def _share(self, tensor: T, shape: Shape, process_set: ProcessSet) -> T:
         """Memory for this rank's rows of a reducescatter. A scalar has none, which the engine refuses."""
-        rank, size, rows = process_set.rank() or 0, process_set.size() or 1, shape[0] if shape else 0
-        return self.adapter.empty((rows // size + (rank < rows % size), *shape[1:]), tensor)
+        return self.adapter.empty((rows_of(shape[0] if shape else 0, process_set), *shape[1:]), tensor)
 
 
 def read_splits(splits: Any) -> list[int] | None:

@@ -24,6 +24,8 @@ def as_array(value: ArrayLike) -> Array:
             array: Array = np.from_dlpack(value)
             return array
         except (BufferError, RuntimeError, TypeError) as e:
+            if type(value).__module__.startswith("jax"):  # NumPy's DLPack has no bfloat16, which JAX gives otherwise
+                return np.asarray(value)
             raise ValueError(f"hvd: NumPy cannot take this {type(value).__name__}: {e}") from e
     return np.asarray(value)
 

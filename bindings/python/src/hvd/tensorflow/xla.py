@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from hvd.core import state
 from hvd.core.collectives import check_average
 from hvd.core.handles import number_of
 from hvd.core.process_sets import ProcessSet
+from hvd.core.program_call import program_call
 from hvd.core.reduce_op import Reduction, Sum
 
 # StableHLO's names of the types.
@@ -211,19 +211,16 @@ def _module(tensors: Sequence[Any], names: Sequence[str], hows: Sequence[Reducti
     """The call as a StableHLO program; `_core` reads its attributes. The program requires plain row-major memory,
     because XLA would choose the layout otherwise.
     """
-    encoded = [name.encode() for name in names]
-    numbers = [process_set]
-    for name, how in zip(encoded, hows):
-        numbers += [int(how.op), how.wire, _bits(how.prescale), _bits(how.postscale), len(name)]
+    numbers = program_call("allreduce", [(1, name, how) for name, how in zip(names, hows)], process_set)
     types = ", ".join(_type(t) for t in tensors)
     arguments = [f"%a{i}" for i in range(len(tensors))]
     signature = ", ".join(f"{a}: {_type(t)}" for a, t in zip(arguments, tensors))
     results = ", ".join(f"%r#{i}" for i in range(len(tensors)))
     layouts = ", ".join(_row_major(t.shape.rank) for t in tensors)
-    text = "".join(f"\\{byte:02X}" for byte in b"".join(encoded))
+    text = "".join(f"\\{byte:02X}" for byte in "".join(names).encode())
     return (
         f"module @hvd {{ func.func public @main({signature}) -> ({types}) {{"
-        f" %r:{len(tensors)} = stablehlo.custom_call @hvd_allreduce({', '.join(arguments)}) {{api_version = 4 : i32,"
+        f" %r:{len(tensors)} = stablehlo.custom_call @hvd_collective({', '.join(arguments)}) {{api_version = 4 : i32,"
         f' backend_config = {{how = array<i64: {", ".join(map(str, numbers))}>, names = "{text}"}},'
         f" has_side_effect = true, operand_layouts = [{layouts}], result_layouts = [{layouts}]}}"
         f" : ({types}) -> ({types}) return {results} : {types} }} }}"
@@ -237,8 +234,3 @@ def _type(tensor: Any) -> str:
 def _row_major(rank: int) -> str:
     order = f"[{', '.join(map(str, reversed(range(rank))))}]" if rank else ""
     return f"dense<{order}> : tensor<{rank}xindex>"
-
-
-def _bits(value: float) -> int:
-    """The bits of a double, which survive unchanged in a program's text."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
