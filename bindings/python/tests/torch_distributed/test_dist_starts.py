@@ -7,6 +7,7 @@ different hosts, and MPI connects them. test_launcher_two_hosts.py has hosts wit
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -253,6 +254,37 @@ def test_a_name_that_hvd_does_not_take(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert 'HVD_AS="glue" is not a name that hvd takes; allowed: gloo' in done.stderr
+
+
+OTHER_BACKENDS = """
+import datetime, os
+import torch.distributed as dist
+if os.environ["ASKED_FOR"] == "more":
+    os.environ["WORLD_SIZE"] = "3"
+    os.environ["RANK"] = "1" if os.environ["RANK"] == "1" else "2"
+store = dist.FileStore(os.environ["STORE"], int(os.environ["WORLD_SIZE"]))
+backend = "gloo" if os.environ["ASKED_FOR"] == "gloo" and os.environ["RANK"] == "1" else "hvd"
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+try:
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=3))
+except RuntimeError as e:
+    os.write(1, f"{e}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize(
+    "asked_for, words",
+    [
+        ("gloo", r"rank\(s\) 1 of 2 did not come within 3 s; all ranks of a group must create it, with the backend hvd"),
+        ("more", r"rank 0 of 3 did not come within 3 s; .*; the launcher has started 2 \(HOROVOD_SIZE\)"),
+    ],
+)
+def test_ranks_that_disagree_about_the_group(asked_for: str, words: str, tmp_path: Path) -> None:
+    """About its backend, or its size: they get a sentence, and none goes on alone."""
+    (tmp_path / "rank.py").write_text(OTHER_BACKENDS)
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", sys.executable, str(tmp_path / "rank.py")]
+    lines = run(command, ASKED_FOR=asked_for, STORE=str(tmp_path / "store"))
+    assert len(lines) == 2 and any(re.search(words, line) for line in lines), lines
 
 
 def test_a_tensor_is_never_a_standard_stream():

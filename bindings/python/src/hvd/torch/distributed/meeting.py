@@ -65,6 +65,16 @@ def _wait(store: Any, key: str, seconds: float) -> bytes | None:
         pause = min(2 * pause, _PAUSE)
 
 
+def _missing(who: str, size: int, seconds: float) -> str:
+    launched = os.environ.get("HOROVOD_SIZE", "")
+    fewer = launched.isdecimal() and int(launched) < size
+    other = f"; the launcher has started {launched} (HOROVOD_SIZE)" if fewer else ""
+    return (
+        f"{who} of {size} did not come within {seconds:g} s; all ranks of a group must create it, with the backend hvd"
+        f"{other}"
+    )
+
+
 def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Rank 0's decision: how to connect the ranks, or an error for all of them."""
     everyone = [first]
@@ -76,10 +86,7 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
         else:
             everyone.append(json.loads(text))
     if missing:
-        return {
-            "error": f"rank(s) {', '.join(map(str, missing))} of {size} did not come within {seconds:g} s; all ranks of a"
-            " group must create it"
-        }
+        return {"error": _missing(f"rank(s) {', '.join(map(str, missing))}", size, seconds)}
     for rank, one in enumerate(everyone):
         if one["version"] != first["version"]:
             return {
@@ -139,7 +146,7 @@ def _across_hosts(store: Any, rank: int, size: int, number: int, seconds: float,
     for other in range(size):
         text = _wait(store, f"mpi/{other}", seconds)
         if text is None:
-            raise dist.DistBackendError(f"hvd: rank {other} of {size} did not come within {seconds:g} s")
+            raise dist.DistBackendError(f"hvd: {_missing(f'rank {other}', size, seconds)}")
         found.append(json.loads(text))
     if all(found):
         from hvd import _core_mpi
@@ -174,7 +181,7 @@ def over_tcp(store: Any, rank: int, size: int, timeout: float, start_timeout: fl
         return interruptible(lambda: _core.accept_tcp(listener, size, timeout, start_timeout, check))
     text = _wait(store, "tcp", start_timeout + _GRACE)
     if text is None:
-        raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {start_timeout:g} s")
+        raise dist.DistBackendError(f"hvd: {_missing('rank 0', size, start_timeout)}")
     address, secret = json.loads(text)
     if not address:
         raise dist.DistBackendError(f"hvd: {secret}")
@@ -205,7 +212,7 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
         came = _wait(store, "rank/0", seconds) is not None
         text = _wait(store, _PLAN, seconds + _GRACE) if came else None
         if text is None:
-            raise dist.DistBackendError(f"hvd: rank 0 of {size} did not come within {seconds:g} s")
+            raise dist.DistBackendError(f"hvd: {_missing('rank 0', size, seconds)}")
         plan = json.loads(text)
     if "error" in plan:
         raise dist.DistBackendError(f"hvd: {plan['error']} (reported by rank {rank})")
