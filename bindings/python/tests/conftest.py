@@ -38,7 +38,7 @@ def pytest_sessionfinish() -> None:
 # --- What `-m "not rest"` leaves out, and does not import -----------------------------------------------------------
 
 # JAX, TensorFlow, Keras, Spark and what else takes minutes; of other files the tests with one of these in their names.
-REST = re.compile(r"(?!test_annotations).*(jax|tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz)")
+REST = re.compile(r"(?!test_annotations).*(jax|tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz|in_ray_train)")
 HERE = Path(__file__).parent
 
 

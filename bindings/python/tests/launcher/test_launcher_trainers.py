@@ -1,5 +1,5 @@
 """Hugging Face's Accelerate and Trainer and PyTorch Lightning, as released, under hvdrun, and the scripts of
-docs/integrations.md under torchrun: one job of two ranks each.
+docs/integrations.md under torchrun and in Ray Train: one job of two ranks each.
 """
 
 from __future__ import annotations
@@ -122,14 +122,19 @@ def test_one_job_of_two_ranks(names: list[str], backend: str, by: str, tmp_path:
         assert first[1:6] == ["2", "2", "2", backend, by] and first == second
 
 
+def script_for(name: str, package: str) -> str:
+    """The page's script for a trainer. Skips the test if there is none, or no such trainer."""
+    page = ROOT / "docs/integrations.md"
+    if importlib.util.find_spec(package) is None or not page.exists():
+        pytest.skip(f"{package} is not installed (tools/setup --trainers installs it), or the pages are missing")
+    block = re.search(rf"<!-- block: as {name.lower()} -->\n```python\n(.*?)```", page.read_text(), re.S)
+    assert block
+    return block[1]
+
+
 @pytest.mark.parametrize("package", list(PACKAGES))
 def test_the_pages_script_under_torchrun(package: str, tmp_path: Path) -> None:
-    page = ROOT / "docs/integrations.md"
-    if importlib.util.find_spec(PACKAGES[package]) is None or not page.exists():
-        pytest.skip(f"{package} is not installed (tools/setup installs it), or the pages are missing")
-    block = re.search(rf"<!-- block: as {package.lower()} -->\n```python\n(.*?)```", page.read_text(), re.S)
-    assert block
-    (tmp_path / "train.py").write_text(block[1])
+    (tmp_path / "train.py").write_text(script_for(package, PACKAGES[package]))
     chosen = {} if package == "Lightning" else {"HVD_AS": "gloo"}
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(
@@ -139,3 +144,13 @@ def test_the_pages_script_under_torchrun(package: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     made_by = "hvd" if package == "Lightning" else "hvd.torch.distributed.process_group"
     assert f"2 ranks, {made_by}\n" in done.stdout
+
+
+def test_the_pages_script_in_ray_train(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script_for("Ray", "ray"))
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=10 * LIMIT,
+        env=environment(HOME=str(tmp_path), RAY_TRAIN_V2_ENABLED="1"),  # its results are stored below HOME
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, hvd\n" in done.stdout + done.stderr
