@@ -156,7 +156,7 @@ class JaxBlocking(Blocking[Any]):
         return _result(single, _differentiable(forward, backward, tensors))
 
     def _gathered_by_sum(self, tensors: Arrays, rows: list[int], process_set: ProcessSet) -> list[Any]:
-        """What allgather gives, where in a program ranks have other numbers of rows; ``rows`` are those of all."""
+        """``allgather`` in a program where ranks have other numbers of rows; ``rows`` are those of all ranks together."""
         ranks, rank = _size(process_set), process_set.rank() or 0
         whole = []
         for tensor, count in zip(tensors, rows):
