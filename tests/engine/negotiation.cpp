@@ -186,7 +186,8 @@ TEST_CASE("engine signatures: what must be equal, and what need not") {
   const announcement a = told(vector, 0), b = told(asked("w", {5, 3}, operation::allgather), 2);
   CHECK(a.what.shapes == b.what.shapes);
   CHECK(a.what != b.what);
-  CHECK(difference(a, b) == "one shape on all ranks required on rank 0, not required on rank 2");
+  CHECK(difference(a, b) ==
+        "one shape on all ranks, as with memory for the result, required on rank 0, not required on rank 2");
   // As where that is asked for.
   for (const operation kind : {operation::allgather, operation::alltoall}) {
     request four = asked("w", {4, 3}, kind), eight = asked("w", {8, 3}, kind);
@@ -194,7 +195,7 @@ TEST_CASE("engine signatures: what must be equal, and what need not") {
     CHECK(signature_of(four).row_elements(0) == 3);
     CHECK(difference(told(four, 0), told(eight, 2)) == "shape [4, 3] on rank 0, [8, 3] on rank 2");
     CHECK(difference(told(four, 0), told(asked("w", {4, 3}, kind), 2)) ==
-          "one shape on all ranks required on rank 0, not required on rank 2");
+          "one shape on all ranks, as with memory for the result, required on rank 0, not required on rank 2");
   }
   request root = asked("w", {4}, operation::broadcast);
   root.root = 1;

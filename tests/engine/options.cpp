@@ -317,6 +317,9 @@ TEST_CASE("engine: one shape on all ranks") {
   CHECK(refused(r) == "nothing");
   r.tensors[0].splits = {4, 4};
   CHECK(refused(r).ends_with("splits, and one shape on all ranks required; allowed: one of both"));
+  r = good(operation::allreduce);
+  r.even = true;
+  CHECK(refused(r).ends_with("only allgather and alltoall can require one shape on all ranks"));
 }
 
 TEST_CASE("engine: memory of a device") {

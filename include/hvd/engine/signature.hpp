@@ -197,7 +197,7 @@ inline std::string difference(const announcement& a, const announcement& b) {
   if (x.kind != y.kind) return say("operation", name(x.kind), name(y.kind));
   if (x.even != y.even) {
     const auto demand = [](bool even) { return std::string_view(even ? "required" : "not required"); };
-    return say("one shape on all ranks", demand(x.even), demand(y.even));
+    return say("one shape on all ranks, as with memory for the result,", demand(x.even), demand(y.even));
   }
   if (x.types.size() != y.types.size()) return say("number of tensors", x.types.size(), y.types.size());
   for (std::size_t t = 0; t != x.types.size(); ++t) {

@@ -146,6 +146,9 @@ inline void validate(const request& r, int rank, int size, int device = -1, bool
       }
     }
     if (r.kind != operation::alltoall && !t.splits.empty()) refuse({"only alltoall takes splits"});
+    if (r.even && r.kind != operation::allgather && r.kind != operation::alltoall) {
+      refuse({"only allgather and alltoall can require one shape on all ranks"});
+    }
     if (r.even && !t.splits.empty()) refuse({"splits, and one shape on all ranks required; allowed: one of both"});
     if (r.kind != operation::alltoall) continue;
     std::size_t rows = 0;

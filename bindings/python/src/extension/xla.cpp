@@ -94,7 +94,7 @@ class shared {
 struct how_entry {
   std::int64_t tensors, op, wire, prescale, postscale, name_length;
 };
-constexpr std::size_t entry_numbers = 6, first_entry = 3;
+constexpr std::size_t numbers_per_operation = 6, numbers_before = 3;
 
 /// The attributes of a program. They contain all it needs, and nothing is kept in this process: XLA may store programs
 /// in files.
@@ -120,14 +120,15 @@ std::optional<call> read_call(const xla_ffi::attributes& all, std::size_t count)
   const auto* const names = static_cast<const xla_ffi::bytes*>(find(all, "names", xla_ffi::of_string));
   if (how == nullptr || names == nullptr || xla_ffi::dtype_of(how->type) != hvd::dtype::int64) return std::nullopt;
   const std::span numbers(static_cast<const std::int64_t*>(how->data), how->count);
-  if (numbers.size() < first_entry || (numbers.size() - first_entry) % entry_numbers != 0) return std::nullopt;
+  if (numbers.size() < numbers_before || (numbers.size() - numbers_before) % numbers_per_operation != 0)
+    return std::nullopt;
   call c{.process_set = numbers[0],
          .kind = static_cast<hvd::operation>(numbers[1]),
          .root = static_cast<int>(numbers[2]),
          .each = {},
          .names = {names->data, names->size}};
   std::size_t length = 0, tensors = 0;
-  for (std::size_t i = first_entry; i != numbers.size(); i += entry_numbers) {
+  for (std::size_t i = numbers_before; i != numbers.size(); i += numbers_per_operation) {
     c.each.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4], numbers[i + 5]});
     tensors += static_cast<std::size_t>(c.each.back().tensors);
     length += static_cast<std::size_t>(c.each.back().name_length);
@@ -288,22 +289,23 @@ std::optional<problem> run(const call& c, std::span<const tensor_pair> tensors) 
 }
 
 std::optional<problem> execute(const xla_ffi::frame& f) {
-  const problem other_version =
-      refusal("hvd: a compiled program calls hvd_collective with the attributes of another version of hvd");
-  if (f.arguments.count < 1 || f.results.count != f.arguments.count) return other_version;
+  const auto other_version = [] {
+    return refusal("hvd: a compiled program calls hvd_collective with the attributes of another version of hvd");
+  };
+  if (f.arguments.count < 1 || f.results.count != f.arguments.count) return other_version();
   const auto count = static_cast<std::size_t>(f.arguments.count) - 1;
   const std::optional<call> c = read_call(f.attributes, count);
-  if (!c || !pass_on_order(f)) return other_version;
+  if (!c || !pass_on_order(f)) return other_version();
   std::vector<tensor_pair> tensors;
   for (std::size_t i = 0; i != count; ++i) {
     std::optional<tensor_pair> t = tensor_of(f, i);
     if (!t) return refusal("hvd: a compiled program calls hvd_collective with a type that hvd does not support");
-    if (in_place(c->kind) && bytes_of(t->in) != t->out.size()) return other_version;
+    if (in_place(c->kind) && bytes_of(t->in) != t->out.size()) return other_version();
     tensors.push_back(*std::move(t));
   }
   if (c->process_set >= 0) return run(*c, tensors);
   return std::ranges::all_of(tensors, [](const tensor_pair& t) { return copy(t); }) ? std::nullopt
-                                                                                    : std::optional(other_version);
+                                                                                    : std::optional(other_version());
 }
 
 xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
@@ -312,13 +314,16 @@ xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
     xla_ffi::description& asked = *reinterpret_cast<xla_ffi::describe_extension*>(e)->description;
     asked.version.size = sizeof(asked.version);
     asked.version.major = 0;
-    asked.version.minor = f->api->version.minor;  // TensorFlow and JAX have an XLA each
+    // TensorFlow and JAX have an XLA each.
+    asked.version.minor = std::min(f->api->version.minor, xla_ffi::newest_minor);
     asked.traits = 0;
     return nullptr;
   }
   std::optional<problem> why;
   try {
-    if (f->size < sizeof(xla_ffi::frame))
+    // The structs in the frame must not have grown, because that moves what follows them.
+    if (f->size < sizeof(xla_ffi::frame) || f->arguments.size != sizeof(xla_ffi::values) ||
+        f->results.size != sizeof(xla_ffi::values) || f->attributes.size != sizeof(xla_ffi::attributes))
       why = refusal("hvd: this XLA calls hvd in a way that hvd does not support");
     else
       why = execute(*f);
@@ -352,8 +357,8 @@ std::string register_handler(const char* path) {
   if (get == nullptr) return "this TensorFlow does not export XLA's interface for such calls";
   const xla_ffi::api* const api = get();
   if (api == nullptr || api->size < sizeof(xla_ffi::api) || api->version.major != 0 || api->version.minor < 1 ||
-      api->version.minor > 2) {
-    return "the XLA of this TensorFlow has a version of its interface for such calls other than 0.1 and 0.2";
+      api->version.minor > xla_ffi::newest_minor) {
+    return "the XLA of this TensorFlow has a version of its interface for such calls other than 0.1 to 0.3";
   }
   constexpr std::string_view name = "hvd_collective", platform = "Host";
   xla_ffi::registration r{};

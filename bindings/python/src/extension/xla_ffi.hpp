@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-// From openxla/xla, xla/ffi/api/c_api.h. Versions 0.1 and 0.2 agree in all of this; later ones may append fields. The
+// From openxla/xla, xla/ffi/api/c_api.h. Versions 0.1 to 0.3 agree in all of this; later ones may append fields. The
 // first field of each struct is its size.
 namespace hvd_python::xla_ffi {
 
@@ -128,7 +128,8 @@ struct api {
   failure* (*register_handler)(registration*);
 };
 
-constexpr int token = 17;  // the type of a buffer that only orders calls
+constexpr int newest_minor = 3;  // of version 0
+constexpr int token = 17;        // the type of a buffer that only orders calls
 
 /// hvd's dtype for a type number of XLA; empty if hvd has none.
 constexpr std::optional<hvd::dtype> dtype_of(int number) noexcept {

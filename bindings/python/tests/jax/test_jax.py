@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any, Callable
 
@@ -14,6 +16,7 @@ from rank_jobs import Job
 pytest.importorskip("jax", reason="SKIP: JAX is not installed")
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
 
 import hvd.jax as hvd
 
@@ -255,6 +258,54 @@ def test_order(several_jax_ranks: Any) -> None:
     several_jax_ranks.run(check_order)
 
 
+def check_constants() -> None:
+    """An array from around a function is reduced when the program runs, not while it is traced."""
+    r, n = hvd.rank(), hvd.size()
+    constant = jnp.full(2, float(r))
+    add = jax.jit(lambda x: x + hvd.allreduce(constant, op=hvd.Sum))
+    text = str(jax.make_jaxpr(lambda x: x + hvd.allreduce(constant))(jnp.zeros(2)))
+    assert "hvd_collective" in text
+    for _ in range(2):
+        same(add(jnp.zeros(2)), np.full(2, n * (n - 1) / 2))
+    never = jax.jit(lambda x: jax.lax.cond(x[0] > 1, lambda: hvd.allreduce(constant), lambda: constant * 0))
+    same(never(jnp.zeros(2)), np.zeros(2))
+    gradient = jax.grad(lambda x: (x * hvd.allreduce(constant, op=hvd.Sum)).sum())
+    same(gradient(jnp.zeros(2)), np.full(2, n * (n - 1) / 2))
+
+
+def test_constants(jax_ranks: Any) -> None:
+    jax_ranks.run(check_constants)
+
+
+def check_second_derivatives(compiled: bool) -> None:
+    n = hvd.size()
+
+    def slope(y: Any) -> Any:
+        return jax.grad(lambda x: (hvd.allreduce(x, op=hvd.Sum) ** 3).sum())(y).sum()
+
+    same(way(compiled)(jax.grad(slope))(jnp.ones(2)), np.full(2, 6.0 * n**3))
+
+
+@BOTH
+def test_second_derivatives(jax_ranks: Any, compiled: bool) -> None:
+    jax_ranks.run(check_second_derivatives, compiled=compiled)
+
+
+def check_gradients_of_both_kinds() -> None:
+    """A call at once whose gradient would be compiled is refused, because ranks may have other numbers of rows."""
+    r, n = hvd.rank(), hvd.size()
+    for call in (hvd.allgather, lambda x: hvd.alltoall(x)):
+        out, back = jax.vjp(call, jnp.ones(n))
+        fails(lambda back=back, out=out: jax.jit(back)(out), ValueError, f"rank {r}: the gradient of an all")
+    x = jax.device_put(jnp.arange(6.0).reshape(2, 3).T)
+    transposed = jax.jit(lambda x: x, out_shardings=Format(Layout((1, 0)), x.sharding))(x)
+    same(hvd.allreduce(transposed, op=hvd.Max), np.asarray(x))
+
+
+def test_gradients_of_both_kinds(several_jax_ranks: Any) -> None:
+    several_jax_ranks.run(check_gradients_of_both_kinds)
+
+
 def check_process_sets() -> None:
     r, n = hvd.rank(), hvd.size()
     pair = hvd.add_process_set([0, n - 1])
@@ -320,8 +371,92 @@ def test_errors(several_jax_ranks: Any) -> None:
     several_jax_ranks.run(check_errors)
 
 
+@jax.jit
+def late(x: Any) -> Any:
+    """A program that is still under way when the call returns."""
+    y = jnp.ones((300, 300)) * x[0]
+    for _ in range(20):
+        y = y @ y / 300
+    return hvd.allreduce(x + 0 * y[0, 0], op=hvd.Sum)
+
+
+def check_late_errors() -> None:
+    """After an error in a program that ran behind, `synchronize` raises it, and then programs work."""
+    r, n = hvd.rank(), hvd.size()
+    shapes = r"do not agree: shape \[3\] on rank 0, \[4\] on rank 1"
+    for _ in range(2):
+        result = late(jnp.ones(3 if r == 0 else 4))
+        with pytest.raises(hvd.HorovodInternalError, match=shapes) as seen:
+            hvd.synchronize()
+        assert seen.value.kind == "mismatch"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=shapes):
+            result.block_until_ready()
+        same(late(jnp.ones(2)), np.full(2, float(n)))
+        hvd.synchronize()
+    late(jnp.ones(3 if r == 0 else 4))
+    hvd.shutdown()
+    hvd.init()
+    same(late(jnp.ones(2)), np.full(2, float(n)))
+
+
+def test_late_errors(several_jax_ranks: Any) -> None:
+    several_jax_ranks.run(check_late_errors)
+
+
+def check_join() -> int:
+    """A program that is still under way is not left behind."""
+    results = [late(jnp.ones(2)) for _ in range(1 + hvd.rank())]
+    last = hvd.join()
+    same(results[0], np.full(2, float(hvd.size())))
+    same(results[-1], np.full(2, float(hvd.size() - hvd.rank())))
+    return last
+
+
+def test_join(several_jax_ranks: Any) -> None:
+    found = several_jax_ranks.run(check_join)
+    assert found == [len(found) - 1] * len(found)
+
+
+EXIT = """
+import jax, jax.numpy as jnp, os, sys
+import hvd.jax as hvd
+hvd.init()
+late = jax.jit(lambda x: hvd.allreduce(x + 0 * (jnp.ones((300, 300)) @ jnp.ones((300, 300)))[0, 0], op=hvd.Sum))
+result = late(jnp.ones(2))
+result = late(result)
+if hvd.rank() == 0:
+    os.write(1, f"{result.tolist()}\\n".encode())
+"""
+
+
+def test_the_end_of_a_process(tmp_path: Any) -> None:
+    """Python's end waits for programs under way, on which another rank waits."""
+    (tmp_path / "train.py").write_text(EXIT)
+    command = [sys.executable, "-m", "hvd.launcher.main", "-np", "2", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0]<stdout>: [4.0, 4.0]\n", "")
+
+
+def check_another_rank() -> None:
+    """Programs that were compiled for other ranks are compiled anew."""
+    gradient = jax.jit(jax.grad(lambda x: hvd.broadcast(x, 0).sum()))
+    x = jnp.ones(2)
+    same(gradient(x), np.full(2, float(hvd.size()) if hvd.rank() == 0 else 0.0))
+    was = hvd.rank()
+    hvd.shutdown()
+    hvd.init([was])
+    same(gradient(x), np.ones(2))
+    same(jax.jit(hvd.allgather)(x), np.ones(2))
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_another_rank(several_jax_ranks: Any) -> None:
+    several_jax_ranks.run(check_another_rank)
+
+
 def check_shutdown() -> None:
-    """A program that was compiled before works in the next job, and says what it needs without one."""
+    """A program of an earlier job works in the next one, and says what it needs without one."""
     add = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
     waited = add(jnp.ones(4 << 20))
     hvd.shutdown()

@@ -16,7 +16,7 @@ from hvd.core.collectives import check_average, check_reducescatter, root_in, ro
 from hvd.core.handles import number_of
 from hvd.core.process_sets import ProcessSet
 from hvd.core.reduce_op import Reduction, Sum
-from hvd.jax.program import collective
+from hvd.jax.program import collective, is_traced
 from hvd.numpy.adapter import NumPyAdapter
 from hvd.numpy.adapter import number_of as dtype_number
 
@@ -47,7 +47,7 @@ class JaxBlocking(Blocking[Any]):
         """The gradients are reduced in the same way."""
 
         def forward(inputs: Arrays) -> list[Any]:
-            if not _traced(inputs):
+            if not is_traced(inputs):
                 return _arrays(Blocking.allreduce(self, _on_host(inputs), False, name, how, process_set))
             for tensor in inputs:
                 check_average(how, _core.dtypes[tensor.dtype.name])
@@ -60,14 +60,18 @@ class JaxBlocking(Blocking[Any]):
 
     def allgather(self, tensors: Arrays, single: bool, name: str | None, process_set: ProcessSet) -> Any:
         """The gradients are this rank's rows of the sums of the gradients."""
+        at_once = False
 
         def forward(inputs: Arrays) -> list[Any]:
-            if not _traced(inputs):
+            nonlocal at_once
+            at_once = not is_traced(inputs)
+            if at_once:
                 return _arrays(Blocking.allgather(self, _on_host(inputs), False, name, process_set))
             shapes = [(_size(process_set) * _rows("allgather", t), *t.shape[1:]) for t in inputs]
             return collective("allgather", inputs, name, shapes, number_of(process_set), Reduction(Sum))
 
         def backward(of: list[int], above: list[Any]) -> list[Any]:
+            _refuse_mixed("allgather", at_once, above)
             sums = self.allreduce(above, False, None, Reduction(Sum), process_set)
             rows = np.array([tensors[i].shape[0] for i in of])
             before = self._rows_before(rows, above, process_set)
@@ -78,36 +82,45 @@ class JaxBlocking(Blocking[Any]):
     def _rows_before(self, rows: Any, above: Arrays, process_set: ProcessSet) -> list[int]:
         """The rows of the lower ranks in each tensor. In a program all ranks have equally many."""
         rank = process_set.rank() or 0
-        if _traced(above):
+        if is_traced(above):
             return [rank * count for count in rows.tolist()]
         all_rows = Blocking.allgather(self, [rows[np.newaxis]], True, None, process_set)
         before: list[int] = all_rows[:rank].sum(axis=0).tolist()
         return before
 
     def broadcast(self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-        """The gradient on the root is the sum of the gradients, elsewhere zero."""
+        """See broadcast_all."""
+        return self.broadcast_all([tensor], root_rank, name, process_set)[0]
+
+    def broadcast_all(
+        self, tensors: Arrays, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> list[Any]:
+        """The tensors of the root: in a program as one operation. The gradients on the root are the sums of the
+        gradients, elsewhere zero.
+        """
 
         def forward(inputs: Arrays) -> list[Any]:
-            if not _traced(inputs):
-                (array,) = _on_host(inputs)
-                return _arrays([Blocking.broadcast(self, array, root_rank, name, process_set)])
-            root = root_in(process_set, root_rank)
-            how = Reduction(Sum)
-            return collective("broadcast", inputs, name, [tensor.shape], number_of(process_set), how, root)
+            if not is_traced(inputs):
+                names = [name if name is None or len(inputs) == 1 else f"{name}.{i}" for i in range(len(inputs))]
+                pairs = zip(_on_host(inputs), names)
+                return _arrays([Blocking.broadcast(self, array, root_rank, one, process_set) for array, one in pairs])
+            root, shapes = root_in(process_set, root_rank), [t.shape for t in inputs]
+            return collective("broadcast", inputs, name, shapes, number_of(process_set), Reduction(Sum), root)
 
         def backward(_: list[int], above: list[Any]) -> list[Any]:
-            total = self.allreduce(above, True, None, Reduction(Sum), process_set)
-            return [total if state.rank() == root_rank else jnp.zeros_like(total)]
+            totals = list(self.allreduce(above, False, None, Reduction(Sum), process_set))
+            return totals if state.rank() == root_rank else [jnp.zeros_like(t) for t in totals]
 
-        return _differentiable(forward, backward, [tensor])[0]
+        return _differentiable(forward, backward, tensors)
 
     def alltoall(self, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         """The gradient goes back to the ranks that sent the rows."""
-        received: Any = None
+        at_once, received = False, None
 
         def forward(inputs: Arrays) -> list[Any]:
-            nonlocal received
-            if not _traced(inputs):
+            nonlocal at_once, received
+            at_once = not is_traced(inputs)
+            if at_once:
                 (array,) = _on_host(inputs)
                 output, received = Blocking.alltoall(self, array, splits, name, process_set)
                 return _arrays([output])
@@ -123,7 +136,8 @@ class JaxBlocking(Blocking[Any]):
             return collective("alltoall", inputs, name, [shape], number_of(process_set), Reduction(Sum))
 
         def backward(_: list[int], above: list[Any]) -> list[Any]:
-            back, _ = self.alltoall(above[0], None if _traced(above) else received.tolist(), None, process_set)
+            _refuse_mixed("alltoall", at_once, above)
+            back, _ = self.alltoall(above[0], received.tolist() if at_once else None, None, process_set)
             unsent = tensor.shape[0] - back.shape[0]  # rows sent to no rank
             return [jnp.pad(back, [(0, unsent)] + [(0, 0)] * (back.ndim - 1))]
 
@@ -136,7 +150,7 @@ class JaxBlocking(Blocking[Any]):
         """The gradients are the gathered gradients; for Sum, times the number of ranks."""
 
         def forward(inputs: Arrays) -> list[Any]:
-            if not _traced(inputs):
+            if not is_traced(inputs):
                 return _arrays(Blocking.reducescatter(self, _on_host(inputs), False, name, how, process_set))
             check_reducescatter(how)
             for tensor in inputs:
@@ -147,7 +161,7 @@ class JaxBlocking(Blocking[Any]):
         def backward(of: list[int], above: list[Any]) -> list[Any]:
             factor = how.prescale * how.postscale * (_size(process_set) if how.op == Sum else 1)
             rows = [tensors[i].shape[0] for i in of]
-            if _traced(above) and any(count % _size(process_set) for count in rows):
+            if is_traced(above) and any(count % _size(process_set) for count in rows):
                 back = self._gathered_by_sum(above, rows, process_set)
             else:
                 back = self.allgather(above, False, None, process_set)
@@ -180,13 +194,18 @@ def _rows(call: str, tensor: Any) -> int:
     return rows
 
 
-def _traced(tensors: Arrays) -> bool:
-    return any(isinstance(t, jax.core.Tracer) for t in tensors)
+def _refuse_mixed(call: str, at_once: bool, above: Arrays) -> None:
+    """Raises ValueError if the gradient of a call at once is asked for in a program, where rows cannot differ."""
+    if at_once and is_traced(above):
+        raise ValueError(
+            f"hvd: rank {state.rank()}: the gradient of an {call} that ran outside of jit is asked for in a program of"
+            " jit; compile both, or none"
+        )
 
 
 def _on_host(tensors: Arrays) -> list[Any]:
     """NumPy arrays that share memory with arrays on the host. Waits until they are computed."""
-    return [np.asarray(t) for t in tensors]
+    return [np.asarray(t, order="C") for t in tensors]
 
 
 def _arrays(results: Arrays) -> list[Any]:
@@ -201,7 +220,7 @@ def _differentiable(forward: Callable[[Arrays], list[Any]], backward: Backward, 
     """``forward(tensors)``. ``backward`` takes the places of results with gradients, and these; it returns the
     gradients of the tensors at these places.
     """
-    if not _traced(tensors):
+    if not is_traced(tensors):
         return forward(tensors)
 
     @jax.custom_vjp  # type: ignore[untyped-decorator,unused-ignore]
@@ -213,5 +232,5 @@ def _differentiable(forward: Callable[[Arrays], list[Any]], backward: Backward, 
         found = dict(zip(of, backward(of, [above[i] for i in of])))
         return tuple(found.get(i) for i in range(len(tensors)))
 
-    function.defvjp(lambda *inputs: (forward(inputs), None), gradients)
+    function.defvjp(lambda *inputs: (function(*inputs), None), gradients)  # which has gradients itself
     return list(function(*tensors))

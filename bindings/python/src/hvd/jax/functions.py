@@ -6,14 +6,17 @@ from typing import Any
 
 import jax
 
+from hvd import api
 from hvd.api import Functions
 from hvd.core.collectives import Collectives
 from hvd.core.compression import Compressor, NoneCompressor
 from hvd.core.process_sets import ProcessSet, global_process_set
 from hvd.core.reduce_op import Average, Op
 from hvd.jax.blocking import JaxAdapter, JaxBlocking
+from hvd.jax.program import wait_for_programs
 
-FUNCTIONS: Functions[Any, Any] = Functions(JaxBlocking(Collectives(JaxAdapter())))
+_BLOCKING = JaxBlocking(Collectives(JaxAdapter()))
+FUNCTIONS: Functions[Any, Any] = Functions(_BLOCKING)
 
 
 def allreduce(
@@ -53,9 +56,10 @@ def broadcast(
     pass the same structure, shapes and dtypes.
     """
     leaves, structure = jax.tree.flatten(tree)
-    names = [name if name is None or len(leaves) == 1 else f"{name}.{i}" for i in range(len(leaves))]
-    results = [FUNCTIONS.broadcast(leaf, root_rank, one, process_set) for leaf, one in zip(leaves, names)]
-    return jax.tree.unflatten(structure, results)
+    if not leaves:
+        return tree
+    arrays = [_BLOCKING.collectives.adapter.readable(leaf) for leaf in leaves]
+    return jax.tree.unflatten(structure, _BLOCKING.broadcast_all(arrays, root_rank, name, process_set))
 
 
 def alltoall(
@@ -85,6 +89,26 @@ def reducescatter(
         postscale_factor=postscale_factor,
     )
     return jax.tree.unflatten(structure, results)
+
+
+def synchronize() -> None:
+    """Waits until the programs that this thread has called have ended. If one has failed, raises its error:
+    HorovodInternalError, or ValueError for wrong arguments. Until this has been called, JAX lets the thread's later
+    programs with collectives fail with the same error.
+    """
+    wait_for_programs()
+
+
+def join() -> int:
+    """``hvd.join`` after the programs of this thread; see there."""
+    wait_for_programs()
+    return api.join()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks of the set have called it, and the programs of this thread have ended."""
+    wait_for_programs()
+    api.barrier(process_set)
 
 
 def DistributedOptimizer(  # noqa: N802
