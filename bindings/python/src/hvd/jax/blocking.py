@@ -115,7 +115,8 @@ class JaxBlocking(Blocking[Any]):
 
     def alltoall(self, tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         """The gradient goes back to the ranks that sent the rows."""
-        at_once, received = False, None
+        at_once = False
+        received: Any = None
 
         def forward(inputs: Arrays) -> list[Any]:
             nonlocal at_once, received
