@@ -223,6 +223,41 @@ def plain(folder, arguments):
     check(app / "app")
 
 
+def options(folder, arguments):
+    """With what else users compile: a later standard, checks of the library, optimisation over all files, no RTTI."""
+    app = project(folder)
+    for flags in (["-std=c++23", "-D_GLIBCXX_ASSERTIONS"], ["-std=c++20", "-O1", "-flto", "-fno-rtti"]):
+        run(arguments.cxx, *flags, *STRICT, "-I", ROOT / "include", "main.cpp", "other.cpp", "-o", "app", folder=app)
+        check(app / "app")
+
+
+def plugin(folder, arguments):
+    """A library that is loaded at run time, and unloaded again."""
+    source = HERE / "plugin"
+    # Without symbols that are unique in a process, which would keep the library loaded.
+    unload = ["-fno-gnu-unique"] if "clang" not in arguments.cxx else []
+    shared = ["-shared", "-fPIC", *unload, "-I", ROOT / "include"]
+    run(arguments.cxx, "-std=c++20", *STRICT, *shared, source / "plugin.cpp", "-o", folder / "plugin.so", "-pthread")
+    run(arguments.cxx, "-std=c++20", source / "main.cpp", "-o", folder / "app", "-ldl")
+    if (printed := run(folder / "app", folder / "plugin.so")) != "3 0\n" * 3:
+        raise Wrong(f"the program printed {printed!r}")
+
+
+def elsewhere(folder, arguments):
+    """Installed by DESTDIR, and moved into a folder with a space in its name: pkg-config and CMake find it there."""
+    need("cmake", "pkg-config")
+    off = ["-Dtests=disabled", "-Dexamples=disabled", "-Dbench=disabled"]
+    vendor(folder / "hvd")
+    run(*MESON, "setup", *off, "--prefix", "/opt/hvd", folder / "build", folder / "hvd")
+    run(*MESON, "install", "-C", folder / "build", DESTDIR=folder / "stage")
+    prefix = (folder / "stage" / "opt" / "hvd").rename(folder / "a prefix")
+    app = project(folder, "cmake_find_package")
+    check(cmake_build(app, f"-DCMAKE_PREFIX_PATH={prefix}"))
+    words = run("pkg-config", "--cflags", "hvd", PKG_CONFIG_PATH=prefix / "share" / "pkgconfig")
+    if f"-I{prefix}/include" not in (" ".join(shlex.split(words))):
+        raise Wrong(f"pkg-config --cflags hvd printed {words!r}")
+
+
 def single_header(folder, arguments):
     app = project(folder, headers=["hvd"])
     (app / "hvd").mkdir()
@@ -310,6 +345,9 @@ CASES = [
     cmake_fetch_content,
     makefile,
     plain,
+    options,
+    plugin,
+    elsewhere,
     single_header,
     libraries,
     private_libraries,
