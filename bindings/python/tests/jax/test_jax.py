@@ -438,7 +438,7 @@ def test_the_end_of_a_process(tmp_path: Any) -> None:
 
 
 def check_another_rank() -> None:
-    """Programs that were compiled for other ranks are compiled anew."""
+    """After a shutdown, JAX compiles programs again, for the ranks of the next job."""
     gradient = jax.jit(jax.grad(lambda x: hvd.broadcast(x, 0).sum()))
     x = jnp.ones(2)
     same(gradient(x), np.full(2, float(hvd.size()) if hvd.rank() == 0 else 0.0))

@@ -123,7 +123,7 @@ def test_one_job_of_two_ranks(names: list[str], backend: str, by: str, tmp_path:
 
 
 def script_for(name: str, package: str) -> str:
-    """The page's script for a trainer. Skips the test if there is none, or no such trainer."""
+    """The script of docs/integrations.md for a trainer. Skips the test if the page or the trainer is missing."""
     page = ROOT / "docs/integrations.md"
     if importlib.util.find_spec(package) is None or not page.exists():
         pytest.skip(f"{package} is not installed (tools/setup --trainers installs it), or the pages are missing")

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from hvd import api
-from hvd.api import Functions
 from hvd.core.collectives import Collectives
 from hvd.core.compression import Compressor, NoneCompressor
 from hvd.core.process_sets import ProcessSet, global_process_set
@@ -16,7 +15,7 @@ from hvd.jax.blocking import JaxAdapter, JaxBlocking
 from hvd.jax.program import wait_for_programs
 
 _BLOCKING = JaxBlocking(Collectives(JaxAdapter()))
-FUNCTIONS: Functions[Any, Any] = Functions(_BLOCKING)
+FUNCTIONS: api.Functions[Any, Any] = api.Functions(_BLOCKING)
 
 
 def allreduce(
