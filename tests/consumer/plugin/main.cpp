@@ -1,5 +1,5 @@
-// Loads the plug-in named by its argument three times, and forks after each: no handler of a plug-in that has gone may run
-// in the child.
+// Loads the plug-in named by its argument three times, and forks after each: no handler of a plug-in that has gone may
+// run in the child.
 #include <cstdio>
 
 #include <dlfcn.h>
