@@ -634,7 +634,7 @@ class Ends(Case):
         return process, ranks_of(process.pid)
 
     def finish(self, process, ranks, before):
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=120)
         self.eventually(lambda: all(map(gone, ranks)))
         self.eventually(lambda: segments() <= before)
         return output, errors
@@ -915,7 +915,7 @@ class Engine(Case):
                     self.eventually(lambda: self.asleep(process.pid), 60)
                 ranks = ranks_of(process.pid)
                 process.send_signal(signal.SIGINT)
-                output, errors = process.communicate(timeout=30)
+                output, errors = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 130)
                 self.assertEqual(errors, f"hvd-bench: interrupted by SIGINT{kept.format(file=file)}\n")
                 self.eventually(lambda: all(map(gone, ranks)) and segments() <= before)

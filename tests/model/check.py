@@ -165,8 +165,16 @@ CASES = [
   ("start", "second claims not told", "CLAIM_UNSAID SECOND=2 KILLS=0 SWEEPS=0", MIXED),
   ("start", "operations that do not look", "NO_LOOK SECOND=2 KILLS=0 SWEEPS=0", MIXED),
   ("start", "not promised: no mixture while none comes", "UNNOTICED SECOND=3 KILLS=0 SWEEPS=0 TRIES=0", MIXED),
+
+  ("survivors", "2 ranks, 1 killed", "P=2 KILLS=1", HOLDS),
+  ("survivors", "3 ranks, 1 killed", "P=3 KILLS=1", HOLDS),
+  ("survivors", "each rank decides whether it has a group", "EACH_FOR_ITSELF KILLS=1", STUCK),
+  ("survivors", "the number before the members", "NUMBER_FIRST", MIXED),
+  ("survivors", "ready for any round", "ANY_ROUND", MIXED),
+  ("survivors", "the number set without a look", "BLIND", MIXED),
 ]
 DEEP = [
+  ("survivors", "3 ranks, 2 killed", "P=3 KILLS=2", HOLDS),
   ("start", "fork_run, 3 ranks, 1 killed", "LAUNCHED SELF P=3 SWEEPS=0 TRIES=0", HOLDS),
   ("start", "two whole launches of a bare name", "SECOND=3 KILLS=0 SWEEPS=0 TRIES=0", HOLDS),
   ("start", "a stale segment, 1 killed, a sweep", "SELF START=STALE", HOLDS),
@@ -286,7 +294,7 @@ def compiler():
 
 def main():
   parser = argparse.ArgumentParser(description="Check the models of the shared-memory protocol with spin.")
-  parser.add_argument("models", nargs="*", help="lines, staging, p2p, waiting, start; default: all")
+  parser.add_argument("models", nargs="*", help="lines, staging, p2p, waiting, start, survivors; default: all")
   parser.add_argument("--search", action="store_true", help="search, whether that was done before or not")
   parser.add_argument("--record", action="store_true", help="search, and record it in searched.json if all is as expected")
   parser.add_argument("--deep", action="store_true", help="larger searches as well: up to 8 GB, minutes")

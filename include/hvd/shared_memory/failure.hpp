@@ -95,6 +95,12 @@ class peer_failure : public peer_windows {
     std::uint64_t none = 0;
     header_.abort.value.compare_exchange_strong(none, abort_reason(kind, culprit, rank_, what));
   }
+  /// Ends the group, for this rank at once and for others when they wait, because another one takes its place.
+  void retire() {
+    set_abort(error_kind::aborted, rank_);
+    inform();
+    if (!failed_) failed_.emplace(error_kind::aborted, "another group has taken its place (without_lost)", rank_);
+  }
   /// Records that this rank knows of the failure, and may end because of it: see shm_group::blame.
   void inform() noexcept { mine().self.informed.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool aborted() const noexcept { return header_.abort.value.load(std::memory_order_acquire) != 0; }

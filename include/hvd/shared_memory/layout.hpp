@@ -47,6 +47,21 @@ struct wait_state {
   std::atomic<std::uint32_t> looks{0};      ///< calls of wait_board::look
 };
 
+/// A flag for each rank.
+class rank_set {
+ public:
+  void add(int r) noexcept { words_[index(r)].fetch_or(mask_of(r)); }
+  void clear() noexcept {
+    for (word& w : words_) w.store(0);
+  }
+  [[nodiscard]] bool has(int r) const noexcept { return (words_[index(r)].load() & mask_of(r)) != 0; }
+
+ private:
+  static std::size_t index(int r) noexcept { return static_cast<std::size_t>(r) / 64; }
+  static std::uint64_t mask_of(int r) noexcept { return std::uint64_t{1} << r % 64; }
+  std::array<word, max_ranks / 64> words_{};
+};
+
 /// The first part of a rank's window.
 struct control {
   lonely_word staged;   ///< chunks that this rank has staged
@@ -66,6 +81,12 @@ struct control {
     std::atomic<std::uint32_t> job_rank{0};   ///< lost_ranks::own of this rank
     wait_state waits;
   } self;
+  /// The group after a loss, as this rank proposes it: see hvd/shared_memory/survivors.hpp.
+  struct alignas(apart) {
+    std::atomic<std::uint32_t> round{0};  ///< the proposal for which this rank is ready
+    std::uint64_t nonce = 0;
+    rank_set members;
+  } next;
 };
 
 /// The geometry of the memory, which the creator decides and all ranks adopt.
@@ -129,22 +150,10 @@ inline geometry make_geometry(int size, std::size_t staging) {
   return g;
 }
 
-/// A flag for each rank.
-class rank_set {
- public:
-  void add(int r) noexcept { words_[index(r)].fetch_or(mask_of(r)); }
-  [[nodiscard]] bool has(int r) const noexcept { return (words_[index(r)].load() & mask_of(r)) != 0; }
-
- private:
-  static std::size_t index(int r) noexcept { return static_cast<std::size_t>(r) / 64; }
-  static std::uint64_t mask_of(int r) noexcept { return std::uint64_t{1} << r % 64; }
-  std::array<word, max_ranks / 64> words_{};
-};
-
 /// The start of a group's memory. Filled before any other rank can see it, and constant from then on, except for the
 /// abort word and the flags.
 struct alignas(header_bytes) group_header {
-  static constexpr std::uint64_t magic_value = 0x32306d656d647668;  // "hvdmem02"
+  static constexpr std::uint64_t magic_value = 0x33306d656d647668;  // "hvdmem03"
   std::uint64_t magic = magic_value;
   std::uint64_t total_bytes = 0;
   std::array<std::uint64_t, 2> nonce{};
@@ -160,6 +169,8 @@ struct alignas(header_bytes) group_header {
   rank_set ready;              ///< ranks whose window has memory: no other rank may touch it before
   /// 0, or the reason for the group's end (abort.hpp).
   lonely_word abort;
+  lonely_word next;    ///< the proposal that is agreed: its round, and the rank that made it (survivors.hpp)
+  lonely_word formed;  ///< of a group of survivors: 0, or for all of them whether they have come together
 };
 
 static_assert(sizeof(group_header) == header_bytes);

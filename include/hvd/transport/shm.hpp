@@ -10,6 +10,7 @@
 #include <hvd/transport.hpp>
 #include <hvd/transport/shm/group.hpp>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -143,6 +144,39 @@ class ShmTransport : public detail::peer_communicator {
         detail::fail(e.kind(), {who, detail::is_lost, " while the new group came together"}, culprit);
       }
       detail::fail(e.kind(), {who, " is rank ", e.rank(), " of the new group: ", detail::sentence(e)}, culprit);
+    }
+  }
+
+  /// The group of the ranks that are left, in their order, when this group has lost some. Collective over those: each
+  /// calls it when it has got an error of kind peer_lost, or aborted. They agree on who is left, also if more are lost
+  /// meanwhile, and need no launcher and no name. This group ends, for ranks that still use it, too; after a call of
+  /// this function it can only be destroyed, or be asked again. If all ranks are left, they make the same group once
+  /// more. Cost: some 100 us after the last rank has come. Errors: timeout, with a rank that is alive but did not come
+  /// within failure_policy::timeout (or start_timeout, if that is shorter); no_memory; invalid_argument in a forked
+  /// process. Model: MPI_Comm_shrink of ULFM, and NcclTransport::without.
+  [[nodiscard]] ShmTransport without_lost() {
+    if (peers().orphaned()) peers().enter("without_lost");
+    const detail::join_limit limit = state_->limit_of_parts();
+    const auto deadline = detail::deadline_after(limit.time);
+    const std::string where = detail::joined({"without_lost on ", peers().label(), ": "});
+    for (;;) {
+      const detail::next_members next = state_->find_survivors(deadline);
+      if (next.ranks.empty()) {
+        detail::fail(error_kind::timeout, {where, "rank ", next.awaited, " did not come", limit.text()}, next.awaited);
+      }
+      const auto lost = [&](int) { return state_->find_gone(next.ranks); };
+      const auto own = std::lower_bound(next.ranks.begin(), next.ranks.end(), rank()) - next.ranks.begin();
+      detail::group_name name(detail::joined({"left-", detail::hex(next.nonce)}),
+                              detail::part_name(state_->file(), "left", next.nonce), true, true);
+      try {
+        return ShmTransport(detail::join_group(std::move(name), static_cast<int>(own),
+                                               static_cast<int>(next.ranks.size()), state_->opts(), 0, lost,
+                                               state_->claims()));
+      } catch (const error& e) {
+        if (e.kind() == error_kind::peer_lost) continue;  // on all of them: see settle_formed
+        const int culprit = e.rank() < 0 ? -1 : next.ranks[static_cast<std::size_t>(e.rank())];
+        detail::fail(e.kind(), {where, detail::sentence(e)}, culprit);
+      }
     }
   }
 

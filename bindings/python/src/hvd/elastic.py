@@ -1,7 +1,8 @@
 """State that survives a failed operation: the state at the last commit, on all ranks.
 
-The interface is Horovod's for elastic jobs, but the ranks of a job never change. After an error that all ranks
-survived, ``run`` lets them join again. If a rank is lost, joining again ends with the error of ``init``.
+The interface is Horovod's for elastic jobs. In such a job (``hvdrun --min-np``) the ranks that are left go on after
+the loss of others, and new ones come. In a job of fixed size ``run`` lets the ranks join again after an error that all
+of them survived; if a rank is lost, joining again ends with the error of ``init``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import copy
 import functools
 from typing import Any, Callable
 
-from hvd.core import job
+from hvd.core import job, rendezvous
 from hvd.core.handles import settle
+from hvd.core.objects import broadcast_object
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -44,10 +46,21 @@ class State:
         """
         settle()
         self.save()
+        if meeting := rendezvous.current():
+            meeting.committed()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing, because the hosts of a job do not change."""
+        """Raises HostsUpdatedInterrupt, on all ranks, if ranks wait to come in, or must leave. Collective in an elastic
+        job; does nothing in others.
+        """
+        meeting = rendezvous.current()
+        if meeting is None or not job.is_initialized():
+            return
+        change = meeting.change() if job.rank() == 0 else 0
+        change = broadcast_object(change, name="elastic_change")
+        if change:
+            raise HostsUpdatedInterrupt(skip_sync=change == rendezvous.REMOVED)
 
     def save(self) -> None:
         """Saves the current state."""

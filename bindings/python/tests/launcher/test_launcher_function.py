@@ -91,7 +91,7 @@ def test_what_cannot_be_pickled(use_mpi):
     ({"num_proc": 2, "hosts": "localhost:1"}, ValueError, "2 ranks were asked for, but there are 1 slots"),
     ({"hosts": "a b"}, ValueError, "hosts: 'a b' is not a host"),
     ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts, hostfile and host_discovery_script exclude each other"),
-    ({"num_proc": 2, "min_np": 1}, ValueError, "a minimum of 1 ranks asks for an elastic job, which is not supported"),
+    ({"num_proc": 2, "min_np": 1}, ValueError, "a minimum of 1 ranks asks for an elastic job, which hvd.run does not start"),
     ({"executable": "no-python"}, LaunchError, "no-python was not found"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, error, sentence):

@@ -110,7 +110,7 @@ def test_variables():
 def test_what_changes_nothing_is_said():
     said = options.parse(["--jsrun", "--min-np", "2", "--max-np", "2", "--reset-limit", "1", *END])[1]
     assert said == [
-        "--reset-limit has no effect here: hvd has no elastic jobs",
+        "--reset-limit has no effect here: it is for elastic jobs, which --min-np or --max-np asks for",
         "--jsrun has no effect here: ranks on several hosts are started by MPICH's mpiexec, or by ssh",
     ]
     assert options.parse(["--fusion-threshold-mb", "1", "--cycle-time-ms", "1", "--autotune", *END])[1] == []
@@ -123,7 +123,7 @@ def test_each_option_without_effect(flag):
     chosen, said = options.parse([f"--{flag}", *value, *END])
     found = settings.IDLE[flag]
     sentence = [f"--{flag} has no effect here: {found.why}"]
-    assert said == (sentence if found.when in ("always", "without a script") else [])
+    assert said == (sentence if found.when in ("always", "without a script", "with a fixed number of ranks") else [])
     on_one_host = sentence if found.when == "on one host" else []
     if flag != "network-interface":  # another name of --network-interfaces
         assert settings.warnings(vars(chosen), "on one host") == on_one_host
@@ -153,13 +153,11 @@ def test_each_option_without_effect(flag):
         (["-np", "9" * 5000, "program"], "9' is not a whole number from 1 to 1000000000000000"),
         (["--cache-capacity", "9" * 5000, *END], "9' is not a whole number from 0 to 1000000000000000"),
         (["-np", "\u0663", "program"], "'\u0663' is not a whole number from 1"),
-        (["--min-np", "1", *END], "a minimum of 1 ranks asks for an elastic job, which is not supported; "),
-        (["--max-num-proc", "4", *END], "a maximum of 4 ranks asks for an elastic job, which is not supported; "),
-        (["--min-np", "1", "program"], "a minimum of 1 ranks asks for an elastic job"),
-        (
-            ["--host-discovery-script", "d.sh", "--elastic-timeout", "9", "--blacklist-cooldown-range", "1", "2", *END],
-            "a script that finds hosts with --elastic-timeout, --blacklist-cooldown-range asks for an elastic job",
-        ),
+        (["--min-np", "3", *END], "-np 2 is not from --min-np 3 to --max-np 2"),
+        (["--max-num-proc", "1", *END], "-np 2 is not from --min-np 2 to --max-np 1"),
+        (["--min-np", "0", *END], "'0' is not a whole number from 1"),
+        (["--min-np", "1", "program"], "-np, the number of ranks, is missing"),
+        (["--min-np", "1", "--restarts", "2", *END], "--restarts starts all ranks again, and --min-np those that have failed"),
         (["--autot", *END], "ambiguous option: --autot could match --autotune, --autotune-log-file"),
         (["-H", "a", "-hostfile", "b", *END], "-H, --hostfile and --host-discovery-script exclude each other"),
     ],

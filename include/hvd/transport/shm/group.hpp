@@ -10,17 +10,17 @@
 #include <hvd/shared_memory/measure_lines.hpp>
 #include <hvd/shared_memory/peer_files.hpp>
 #include <hvd/shared_memory/segment.hpp>
+#include <hvd/shared_memory/survivors.hpp>
 #include <hvd/topology.hpp>
+#include <hvd/transport/shm/allocate.hpp>
 #include <hvd/transport/shm/start.hpp>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -32,6 +32,8 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// One rank's membership of a group of processes.
 class shm_group {
+  using clock = std::chrono::steady_clock;
+
  public:
   shm_group(group_name name, int rank, int size, const sharing_options& opts, std::uint64_t nonce,
             const watch& lost = {}, std::shared_ptr<job_claims> claims = {})
@@ -63,6 +65,8 @@ class shm_group {
   [[nodiscard]] peer_memory& peers() noexcept { return *peers_; }
   [[nodiscard]] const sharing_options& opts() const noexcept { return opts_; }
   [[nodiscard]] const std::string& file() const noexcept { return name_.file; }
+  /// How long ranks may take to come to a group that is made from this one.
+  [[nodiscard]] join_limit limit_of_parts() const { return join_limit::of(group_name({}, {}, true), opts_.failure); }
 
   /// The header in which groups made by `split` look for a second claim; null if none can come.
   [[nodiscard]] const std::shared_ptr<job_claims>& claims() const noexcept { return claims_; }
@@ -111,6 +115,14 @@ class shm_group {
     return -1;
   }
 
+  /// See agree_on_survivors, for the next round. This group ends.
+  next_members find_survivors(clock::time_point deadline) {
+    peers_->retire();
+    auto& header = *reinterpret_cast<group_header*>(segment_->data());
+    return agree_on_survivors(
+        *peers_, header, ++survivor_round_, [&](int q) { return gone(q); }, deadline);
+  }
+
   /// Memory for n elements on each rank; it succeeds on all ranks or throws on all.
   std::shared_ptr<segment> allocate(std::size_t n, std::size_t element_bytes) {
     peer_memory& m = *peers_;
@@ -129,7 +141,8 @@ class shm_group {
     if (n != 0) {
       const std::uint64_t nonce = share(m, random_word(), operation::alloc_shared).front();
       try {
-        memory = allocate_named(part_name(name_.file, "block", nonce), round_up(n * element_bytes, 4096));
+        memory = allocate_named(m, opts_.memory.directory, part_name(name_.file, "block", nonce),
+                                round_up(n * element_bytes, 4096));
       } catch (const error& e) {
         if (m.failed()) throw;  // a peer is gone: memory is not the reason
         scope.leave();
@@ -159,8 +172,6 @@ class shm_group {
   }
 
  private:
-  using clock = std::chrono::steady_clock;
-
   [[noreturn]] void refuse(std::initializer_list<piece> why, error_kind kind = error_kind::invalid_argument) const {
     fail(kind, {"join on ", label_, ": ", joined(why)});
   }
@@ -241,11 +252,21 @@ class shm_group {
     if (keeps_name_) await_second_claims(header);
     count_cpus();
     // Groups made by `split` get this group's options, including its costs, if they are known.
-    if (size_ > 1) opts_.lines = agree_on_line_costs(*peers_, opts_.lines);
+    try {
+      if (size_ > 1) opts_.lines = agree_on_line_costs(*peers_, opts_.lines);
+    } catch (const error&) {
+      if (!name_.survivors) throw;  // they are a group already; the next call reports the loss
+    }
     peers_->set_costs(opts_.lines);
   }
 
-  void await_all(const group_header& header, const watch& lost) {
+  /// Whether the group may begin: with all ranks ready, or if one of survivors has begun on another rank.
+  [[nodiscard]] bool may_begin(group_header& header, bool all_ready) const noexcept {
+    if (name_.survivors) return settle_formed(header, all_ready);
+    return all_ready && header.abort.value.load(std::memory_order_acquire) == 0;
+  }
+
+  void await_all(group_header& header, const watch& lost) {
     backoff rest(paces::joining);
     // A check costs a system call for each rank, and all ranks check; so with more ranks they check less often.
     const auto between = std::chrono::microseconds(50) * size_;
@@ -255,7 +276,10 @@ class shm_group {
         ++q;
         continue;
       }
-      if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+      if (header.abort.value.load(std::memory_order_acquire) != 0) {
+        if (may_begin(header, false)) break;
+        failed_to_join(header);
+      }
       // While rank q is not ready no rank has completed the join, so rank 0 has not left. (When a launcher ends, its
       // ranks end too.)
       const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
@@ -280,7 +304,7 @@ class shm_group {
         refuse({"rank ", q, " is not in this group's memory"}, error_kind::mismatch);
       }
     }
-    if (header.abort.value.load(std::memory_order_acquire) != 0) failed_to_join(header);
+    if (!may_begin(header, true)) failed_to_join(header);
   }
 
   /// Waits for processes of another launch under the same name, which may come a moment later. An error now is better
@@ -325,56 +349,6 @@ class shm_group {
     peers_->set_oversubscribed(size_ > std::min(cpus, quota));
   }
 
-  /// A segment that has a name for a short while: rank 0 makes it, the others open it, and all remove the name.
-  std::shared_ptr<segment> allocate_named(const std::string& name, std::size_t stride) {
-    peer_memory& m = *peers_;
-    const std::string& directory = opts_.memory.directory;
-    const std::size_t bytes = stride * static_cast<std::size_t>(m.size());
-    std::shared_ptr<segment> s;
-    std::optional<error> trouble;
-    const auto attempt = [&](std::size_t wanted, auto&& step) {
-      struct {
-        int failed = 0, why = 0;  // the kind of the error plus 1, and errno
-      } fared;
-      errno = 0;
-      try {
-        step();
-      } catch (const error& e) {
-        fared = {static_cast<int>(e.kind()) + 1, errno};
-        trouble.emplace(e);
-      }
-      const auto all = share(m, fared, operation::alloc_shared);
-      for (int q = 0; q != m.size(); ++q) {
-        const auto& other = all[static_cast<std::size_t>(q)];
-        if (other.failed == 0) continue;
-        if (trouble) throw error(*trouble);
-        fail(kind_of(static_cast<std::uint64_t>(other.failed) - 1),
-             {"rank ", q, " could not get ", wanted, " bytes in ", directory, other.why != 0 ? ": " : "",
-              other.why != 0 ? std::strerror(other.why) : ""},
-             q);
-      }
-    };
-    // Every rank removes the name, which is random: rank 0 may be lost between making and removing it.
-    struct unlinker {
-      std::string path;
-      ~unlinker() { ::unlink(path.c_str()); }
-    } const at_end{joined({directory, "/", name})};
-    attempt(bytes, [&] {
-      if (m.rank() != 0) return;
-      s = std::make_shared<segment>(segment::make(directory, name, bytes, 0));
-      if (!s->lock(segment::creator_byte) || !s->publish()) fail(error_kind::system, {s->path(), " exists already"});
-    });
-    attempt(stride, [&] {
-      std::string why;
-      if (m.rank() != 0) {
-        if (auto opened = segment::open(directory, name, bytes, why)) s = std::make_shared<segment>(std::move(*opened));
-      }
-      if (!s) fail(error_kind::system, {"cannot open ", directory, "/", name, ": ", why});
-      s->reserve(static_cast<std::size_t>(m.rank()) * stride, stride);
-    });
-    return s;
-  }
-
   sharing_options opts_;
   const group_name name_;
   const int size_;
@@ -389,6 +363,7 @@ class shm_group {
   bool entered_ = false;  // holds its lock
   bool ready_ = false;    // its window has memory
   std::uint32_t blocks_ = 0;
+  std::uint32_t survivor_round_ = 0;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

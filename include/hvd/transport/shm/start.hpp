@@ -30,14 +30,15 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// The name under which the ranks of a group find each other.
 struct group_name {
-  std::string job;    ///< for messages
-  std::string file;   ///< of the segment
-  bool part = false;  ///< belongs to a group that exists already
+  std::string job;         ///< for messages
+  std::string file;        ///< of the segment
+  bool part = false;       ///< belongs to a group that exists already
+  bool survivors = false;  ///< of a group that has lost ranks: see settle_formed
 
   template <std::convertible_to<std::string_view> T>
   group_name(const T& name) : job(name), file(segment_name(job)) {}
-  group_name(std::string job_text, std::string file_name, bool is_part)
-      : job(std::move(job_text)), file(std::move(file_name)), part(is_part) {}
+  group_name(std::string job_text, std::string file_name, bool is_part, bool of_survivors = false)
+      : job(std::move(job_text)), file(std::move(file_name)), part(is_part), survivors(of_survivors) {}
 
   /// True if a user chose the name: another launch may then use it at the same time.
   [[nodiscard]] bool ambiguous() const noexcept { return !part && job.find('@') == job.npos; }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hvd.core import connect, exporter, metrics, native, placement, state
+from hvd.core import connect, exporter, metrics, native, placement, rendezvous, state
 from hvd.core import process_sets as sets
 from hvd.core.state import (
     cross_rank, cross_size, is_homogeneous, is_initialized, local_rank, local_size, rank, shutdown, size,
@@ -28,7 +28,8 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
     later in either case.
 
     Errors: ValueError for an environment or arguments that can never work; HorovodInternalError if the ranks did not
-    connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank. The threads that it starts run on
+    connect within HOROVOD_START_TIMEOUT seconds, and in a process forked from a rank. In an elastic job it waits for the
+    next round, and for another one if a rank is lost before all have connected. The threads that it starts run on
     the CPU that HOROVOD_THREAD_AFFINITY assigns to this rank. Cost: some milliseconds.
     """
     now = state.STATE
@@ -38,17 +39,19 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
         given = [] if process_sets is None or process_sets == "dynamic" else process_sets
         if not isinstance(given, (list, tuple)) or any(not isinstance(one, sets.ProcessSet) for one in given):
             raise ValueError(f'hvd: process_sets is {process_sets!r}; allowed: None, a list of ProcessSet, "dynamic"')
-        launch = placement.find_place()
-        if now.forked and launch.size > 1 and launch == now.launch:
-            state.refuse_forked()
         try:
             now.joining = True
-            with native.threads_moved_to(state.engine_cpu):
-                now.job, now.place, now.homogeneous, now.over_mpi = connect.join(comm, launch)
-                now.forked, now.launch = False, launch
-            if not now.over_mpi:
-                placement.warn_of_lone_rank()
-            now.job.publish()
+            meeting = rendezvous.current()
+            while True:
+                if meeting is not None:
+                    os.environ.update(meeting.ask())
+                try:
+                    _join(comm)
+                    break
+                except HorovodInternalError as e:
+                    if meeting is None or e.kind not in ("peer_lost", "timeout", "aborted"):
+                        raise
+                    state.shutdown()
             sets.begin(given)
             exporter.start(now.place.rank, now.place.local_rank, metrics.metrics)
         except BaseException:
@@ -56,6 +59,20 @@ def init(comm: Any = None, process_sets: None | str | Sequence[sets.ProcessSet] 
             raise
         finally:
             now.joining = False
+
+
+def _join(comm: Any) -> None:
+    """Joins the job that the environment describes. The state is locked."""
+    now = state.STATE
+    launch = placement.find_place()
+    if now.forked and launch.size > 1 and launch == now.launch:
+        state.refuse_forked()
+    with native.threads_moved_to(state.engine_cpu):
+        now.job, now.place, now.homogeneous, now.over_mpi = connect.join(comm, launch)
+        now.forked, now.launch = False, launch
+    if not now.over_mpi:
+        placement.warn_of_lone_rank()
+    now.job.publish()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

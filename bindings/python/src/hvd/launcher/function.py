@@ -75,7 +75,7 @@ def run(
     places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts")
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
     speech = Speech("hvd.run")
-    when = ["always", *([] if several else ["on one host"]), *([] if host_discovery_script else ["without a script"])]
+    when = ["always", "with a fixed number of ranks", *([] if several else ["on one host"]), *([] if host_discovery_script else ["without a script"])]
     for flag, found in settings.IDLE.items():
         name = found.argument or flag.replace("-", "_")
         if given.get(name) and found.when in when:

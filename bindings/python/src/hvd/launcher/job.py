@@ -44,6 +44,8 @@ class Job:
         self.expected = 0  # the number of processes that must start before start_timeout
         self.guards = {0}  # guards that report forwarded signals
         self.late = self._late
+        self.elastic = False
+        self.why = ""  # why the failure of a rank has ended the job, where that alone does not
         self.grace = GRACE
         self.outputs = Outputs(on_line, tee)
         self._notify = notify or (lambda sentence: None)
@@ -64,6 +66,10 @@ class Job:
         """Adds a program. Call before run()."""
         self.programs.append(program)
         self.expected += 1
+
+    def variables(self, index: int) -> dict[str, str]:
+        """Further variables of a program."""
+        return {}
 
     def begun(self) -> None:
         """Counts one of the expected processes as started."""
@@ -110,6 +116,18 @@ class Job:
         if not self._refusal and not self._outcome.settled():
             self._refusal = sentence
             self.stop(signal.SIGTERM, self.grace)
+
+    def exited(self, index: int, code: int) -> None:
+        """Takes the guard's report of a program's end."""
+        named = self.programs[index].index
+        self._outcome.ended(index if named is None else named, code)
+
+    def attend_until(self) -> float | None:
+        """When `attend` wants to be called at the latest, on time.monotonic()'s clock."""
+        return None
+
+    def attend(self) -> None:
+        """Called again and again while the programs run."""
 
     def _late(self) -> str:
         return f"only {self._started} of {self.expected} processes could be started"
@@ -216,7 +234,7 @@ class Job:
                     self.outputs.listen(mine, index if program.index is None else program.index, stream)
                     fds.append(other)
                 programs.append(program.order(fds))
-            order = {"grace": self.grace, "env": self.env, "sweep": sweep, "programs": programs}
+            order = {"grace": self.grace, "env": self.env, "sweep": sweep, "programs": programs, "elastic": self.elastic}
             return Supervisor(stack, order, {fd for each in programs for fd in (*each["fds"], *each["pass_fds"])})
 
     def _pass_signals(self) -> None:
@@ -260,7 +278,8 @@ class Job:
             if self._input:
                 self._input.register(selector)
             starting = self._started < self.expected and not self._refusal and not self._outcome.settled()
-            times = self.outputs.pauses() + ([deadline] if starting else [])
+            until = self.attend_until()
+            times = self.outputs.pauses() + ([deadline] if starting else []) + ([until] if until is not None else [])
             ready = selector.select(max(0.0, min(times) - time.monotonic()) if times else None)
             for key, _ in ready:
                 if isinstance(key.data, Output):
@@ -271,6 +290,7 @@ class Job:
                 else:
                     key.data()
             self.outputs.show_paused()
+            self.attend()
             if starting and time.monotonic() > deadline:
                 self.refuse(f"{self.late()} within {start_timeout:g} s (start_timeout)")
         self.outputs.drain()
@@ -288,9 +308,7 @@ class Job:
             elif word == "passed":
                 self.passed(0)
             elif word == "exited":
-                index, code = rest
-                named = self.programs[index].index
-                self._outcome.ended(index if named is None else named, code)
+                self.exited(*rest)
             elif word == "left":
                 self.left(rest)
             elif word == "done":

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable
 
+from hvd.core import rendezvous
 from hvd.descriptors import above_streams
 from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
+from hvd.launcher.elastic import ElasticJob
 from hvd.launcher.job import Job
+from hvd.launcher.rounds import Limits
 from hvd.launcher.streams import OnLine, Tee
 from hvd.launcher.supervisor import planning, rank as guard, torchrun
 from hvd.launcher.supervisor.processes import segment_prefix
@@ -44,6 +47,7 @@ def run_local(
     verbose: Callable[[str], None] | None = None,
     hosts: Sequence[tuple[str, int]] = (),
     restart: tuple[int, int] = (0, 0),
+    elastic: Limits | None = None,
 ) -> None:
     """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded.
 
@@ -68,6 +72,7 @@ def run_local(
         replaced variables is a warning.
     hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
     restart: the number of this start, for HVD_RESTART, and the most that there may be.
+    elastic: the limits of a job that goes on when ranks fail; `np` is then the number of its slots. See rounds.py.
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes started by ranks end with them. Raises
     RankFailed for the first failed rank when all are gone; LaunchError if the ranks cannot be started; ValueError for
@@ -96,9 +101,10 @@ def run_local(
             **torchrun.restart_variables(*restart),
             **torchrun.meeting(base, "127.0.0.1", stack),
         }
-        job = Job(base, on_line or printer or LinePrinter(), tee, notify)
+        show = on_line or printer or LinePrinter()
+        job = ElasticJob(base, show, tee, notify, elastic, names, identity) if elastic else Job(base, show, tee, notify)
         for rank in range(np):
-            own = {**guard.place(rank, [np], [names[rank]]), **common}
+            own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}
             own.update(shares[rank].variables(pin))
             own.update(rank_env(rank) if rank_env else {})
             job.add(
@@ -120,7 +126,7 @@ def run_local(
     if outcome.failed is not None:
         raise RankFailed(
             outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np, after=outcome.after,
-            again=outcome.hurried is None,
+            again=outcome.hurried is None, why=job.why,
         )  # fmt: skip
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
@@ -152,7 +158,7 @@ def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
     base = dict(os.environ if env is None else env)
     if MEETING[0] in base and base.get("HVD_TRANSPORT") == "tcp":  # which that launcher has set, too
         del base["HVD_TRANSPORT"]
-    for name in MEETING:
+    for name in (*MEETING, *rendezvous.VARIABLES):
         base.pop(name, None)
     base.setdefault("PYTHONUNBUFFERED", "1")
     return base

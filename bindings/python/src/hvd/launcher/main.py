@@ -16,6 +16,7 @@ from hvd.launcher import hosts, options, restarts, settings, timeline
 from hvd.launcher.console import LinePrinter, Speech
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
+from hvd.launcher.rounds import Limits
 from hvd.launcher.signals import PASSED, SIGNALS
 from hvd.launcher.supervisor.processes import open_streams
 from hvd.remote.errors import RankFailed
@@ -129,7 +130,11 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         for sentence in settings.warnings(vars(chosen), "on one host"):
             speech.warn(sentence)
     page = timeline.wanted(env)
-    listed = places or [("localhost", chosen.np)]
+    elastic = limits(chosen, env)
+    if elastic and several:
+        raise ValueError("ranks of several hosts cannot be an elastic job yet: give --min-np and --max-np on one host")
+    slots = elastic.most if elastic else chosen.np
+    listed = places or [("localhost", slots)]
     common: dict[str, Any] = {
         "stdin": 0,
         "bind": not chosen.binding_args if several else binding(chosen.binding_args, speech),
@@ -139,6 +144,8 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         "notify": speech.warn,
         "verbose": speech.say if chosen.verbose else None,
     }
+    if elastic:
+        common["elastic"] = elastic
     if several:
         common["waiting"] = speech.waiting
         common["ssh_port"] = chosen.ssh_port
@@ -181,9 +188,18 @@ def start_ranks(
             run_across(chosen.command, places, **own)
         else:
             own.pop("timeline", None)  # the ranks write to the page's file
-            run_local(chosen.command, chosen.np, hosts=places, **own)
+            run_local(chosen.command, sum(count for _, count in places), hosts=places, **own)
     finally:
         printer.finish()
+
+
+def limits(chosen: argparse.Namespace, env: dict[str, str]) -> Limits | None:
+    """The limits of an elastic job; None for one of fixed size."""
+    least, most = chosen.min_num_proc or chosen.np, chosen.max_num_proc or chosen.np
+    if least == most:
+        return None
+    timeout = float_or(env.get("HOROVOD_ELASTIC_TIMEOUT"), 600.0, "HOROVOD_ELASTIC_TIMEOUT")
+    return Limits(least, chosen.np, most, timeout, chosen.reset_limit)
 
 
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
@@ -207,14 +223,14 @@ def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speec
         speech.warn(f"HOROVOD_THREAD_AFFINITY (--thread-affinity) {text[:80]!r} has no effect here: {why} ({most} ranks)")
 
 
-def float_or(text: str | None, otherwise: float) -> float:
-    """The number in HOROVOD_START_TIMEOUT, or `otherwise` if it is not set."""
+def float_or(text: str | None, otherwise: float, variable: str = "HOROVOD_START_TIMEOUT") -> float:
+    """The number in a variable, or `otherwise` if it is not set."""
     if not text:
         return otherwise
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds") from None
+        raise ValueError(f"{variable}={text!r} is not a number of seconds") from None
 
 
 def version() -> str:

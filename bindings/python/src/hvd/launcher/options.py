@@ -24,14 +24,6 @@ PIN_HELP = """which GPU a rank gets, as hvd.pin and hvd.local_device() then repo
 compact, scatter, numa_near, list:A,B (ordinals, UUIDs, PCI addresses), from_scheduler, current or none; with commas:
 shared or shared:N ranks on a GPU, and cpus=none, numa or exclusive (default: no GPU is looked at, cpus=exclusive)"""
 
-# Options of elastic jobs for changing hosts.
-CHANGES = ("elastic_timeout", "reset_limit", "blacklist_cooldown_range")
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    return settings.whole(text, 1)
-
 
 def port(text: str) -> int:
     """The number of a TCP port."""
@@ -76,7 +68,7 @@ def make_parser() -> Parser:
     parser.hint = "; options of the command come after its name"
     add = parser.add_argument
     add("-v", "--version", action="store_true", help="print the version")
-    add("-np", "-n", "--num-proc", dest="np", type=positive, metavar="N", help="how many ranks")
+    add("-np", "-n", "--num-proc", dest="np", type=settings.positive, metavar="N", help="how many ranks")
     add("-cb", "--check-build", action="store_true", help="print what this installation has")
     add("--verbose", action="store_true", help="print each step")
     add("--config-file", metavar="FILE", help="settings in YAML; options of the command line take precedence")
@@ -161,11 +153,12 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
             setattr(options, name, value)
     if not (options.version or options.check_build):
         limits = (options.min_num_proc, options.max_num_proc)
-        changes = [f"--{name.replace('_', '-')}" for name in CHANGES if getattr(options, name) is not None]
-        if why := settings.elasticity(options.np, *limits, changes, options.host_discovery_script):
-            parser.error(why)
         if options.np is None:
             parser.error("-np, the number of ranks, is missing")
+        if not (limits[0] or options.np) <= options.np <= (limits[1] or options.np):
+            parser.error(f"-np {options.np} is not from --min-np {limits[0] or options.np} to --max-np {limits[1] or options.np}")
+        if options.restarts and limits != (None, None):
+            parser.error("--restarts starts all ranks again, and --min-np those that have failed; give one of them")
         if not options.command and not options.show_placement:
             parser.error(f"the command is missing: {parser.prog} -np {options.np} python train.py")
         if sum(each is not None for each in (options.hosts, options.hostfile, options.host_discovery_script)) > 1:
@@ -174,7 +167,10 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
         options.gloo = True
     if options.mpi and options.gloo:
         parser.error("--mpi and --gloo exclude each other")
-    said = settings.warnings(vars(options), "always", *([] if options.host_discovery_script else ["without a script"]))
+    cases = ["always", *([] if options.host_discovery_script else ["without a script"])]
+    if options.min_num_proc in (None, options.np) and options.max_num_proc in (None, options.np):
+        cases.append("with a fixed number of ranks")
+    said = settings.warnings(vars(options), *cases)
     if options.host_discovery_script:
-        said.append("--host-discovery-script is run once, at the start: hvd has no elastic jobs")
+        said.append("--host-discovery-script is run once, at the start: elastic jobs run on one host")
     return options, said

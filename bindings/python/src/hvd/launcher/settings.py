@@ -23,6 +23,11 @@ def whole(text: str, least: int = 0, most: int = 10**15) -> int:
     return value
 
 
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return whole(text, 1)
+
+
 def number(text: str) -> float:
     """A number from 0."""
     try:
@@ -65,7 +70,7 @@ def core_list(text: str) -> str:
 
 
 _META: dict[Callable[[str], Any], str] = {
-    whole: "N", number: "X", share: "X", core_list: "CPUS", level: "LEVEL", str: "FILE",
+    whole: "N", positive: "N", number: "X", share: "X", core_list: "CPUS", level: "LEVEL", str: "FILE",
 }  # fmt: skip
 
 
@@ -97,8 +102,8 @@ class Idle:
 
 
 _HIERARCHY = Idle("all collectives across hosts are hierarchical")
-_ELASTIC = "hvd has no elastic jobs"
 _HERE = Idle("all ranks are on this host", "on one host")
+_FIXED = Idle("it is for elastic jobs, which --min-np or --max-np asks for", "with a fixed number of ranks")
 # Options that are accepted without effect, with a message. docs/python.md has the same table.
 IDLE = {
     "hierarchical-allreduce": _HIERARCHY,
@@ -109,9 +114,9 @@ IDLE = {
     "num-nccl-streams": Idle("hvd creates the streams that it needs"),
     "gloo-timeout-seconds": Idle("Gloo is not used; HVD_TIMEOUT limits the wait for another rank"),
     "log-with-timestamp": Idle("ranks log without a time; use --prefix-output-with-timestamp"),
-    "elastic-timeout": Idle(_ELASTIC),
-    "reset-limit": Idle(_ELASTIC),
-    "blacklist-cooldown-range": Idle(_ELASTIC, argument="cooldown_range"),
+    "elastic-timeout": _FIXED,
+    "reset-limit": _FIXED,
+    "blacklist-cooldown-range": Idle("a host that has got no more ranks gets none later", argument="cooldown_range"),
     "disable-cache": Idle("nothing is cached between starts"),
     "gloo": Idle("ranks of one host talk through shared memory", "on one host", "use_gloo"),
     "jsrun": Idle("ranks on several hosts are started by MPICH's mpiexec, or by ssh"),
@@ -235,11 +240,11 @@ GROUPS: dict[str, list[Setting]] = {
         Setting("log-with-timestamp", truth, "times in the log", "", "logging.with_timestamp", _flag),
     ],
     "elastic jobs": [
-        Setting("min-num-proc", whole, "minimum number of ranks; must equal -np"),
-        Setting("max-num-proc", whole, "maximum number of ranks; must equal -np"),
+        Setting("min-num-proc", positive, "go on with at least this many ranks when others fail (default -np: fail)"),
+        Setting("max-num-proc", positive, "take in up to this many ranks (default -np)"),
         Setting("slots-per-host", whole, "of discovered hosts"),
-        Setting("elastic-timeout", whole, "seconds"),
-        Setting("reset-limit", whole, "maximum number of restarts"),
+        Setting("elastic-timeout", whole, "seconds in which enough ranks must have come (default 600)", "HOROVOD_ELASTIC_TIMEOUT"),
+        Setting("reset-limit", whole, "how often the ranks may change (default: no limit)"),
     ],
 }
 # fmt: on
@@ -284,7 +289,7 @@ def variables(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def elasticity(np: int | None, least: int | None, most: int | None, restarts: Sequence[str], script: str | None) -> str:
-    """Why an elastic job (a variable number of ranks, or changing hosts) cannot be started; "" for any other job.
+    """Why hvd.run cannot start an elastic job (a variable number of ranks, or changing hosts); "" for any other job.
 
     `restarts`: names of the given options for changing hosts. They count only together with a discovery `script`.
     """
@@ -296,8 +301,8 @@ def elasticity(np: int | None, least: int | None, most: int | None, restarts: Se
     elif script is not None and restarts:
         asked = f"a script that finds hosts with {', '.join(restarts)}"
     return asked and (
-        f"{asked} asks for an elastic job, which is not supported; start a fixed number of ranks on the hosts that "
-        "are available"
+        f"{asked} asks for an elastic job, which hvd.run does not start; start a fixed number of ranks on the hosts that "
+        "are available, or a program by hvdrun --min-np"
     )
 
 

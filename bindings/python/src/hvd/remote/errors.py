@@ -19,7 +19,7 @@ class RankFailed(RuntimeError):
 
     def __init__(
         self, rank: int, returncode: int, last_lines: Sequence[str] = (), size: int | None = None, host: str = "",
-        after: int | None = None, again: bool = True,
+        after: int | None = None, again: bool = True, why: str = "",
     ) -> None:
         self.rank = rank
         self.after = after
@@ -32,6 +32,8 @@ class RankFailed(RuntimeError):
         self.sentence = f"{who} {how_it_ended(returncode)}"
         if after is not None:
             self.sentence += f", because rank {after} had ended before it, without an error"
+        if why:
+            self.sentence += f", {why}"
         text = self.sentence
         if self.last_lines:
             text += "; its last lines:\n" + "\n".join(f"  {line}" for line in shown(self.last_lines))

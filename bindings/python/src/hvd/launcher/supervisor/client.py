@@ -64,6 +64,10 @@ class Supervisor:
         """Sends all programs a signal that does not have to end them."""
         self._give(f"pass {int(number)}\n".encode())
 
+    def start(self, index: int) -> None:
+        """Starts a program of an elastic job, which has ended or was never started."""
+        self._give(f"start {index}\n".encode())
+
     def _give(self, line: bytes) -> None:
         with self._telling:
             if self._early is None:

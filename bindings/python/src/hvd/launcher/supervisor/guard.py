@@ -45,7 +45,10 @@ class Guard:
         self.commands = b""
         self.running: dict[int, int] = {}  # process number: index of the program
         self.alone: set[int] = set()  # processes that forward signals to their children themselves
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.programs: list[dict[str, Any]] = []
+        self.env: dict[str, str] = {}
+        self.started: dict[int, subprocess.Popen[bytes]] = {}  # kept, because the destructor of Popen would wait
+        self.lasting = False  # an elastic job: the launcher starts further programs, and no end of one ends the others
         self.deadline: float | None = None  # when all are killed; None while nothing has to end
         self.leaving: AbstractSet[int] = frozenset()  # programs that got no signal, because they end by themselves
         self.grace = 5.0
@@ -87,36 +90,46 @@ class Guard:
         return bool(data)
 
     def start(self, order: dict[str, Any]) -> bool:
-        """Starts the programs. Returns False if one could not be started."""
-        self.grace = order["grace"]
-        own = {fd for program in order["programs"] for fd in (*program["fds"], *program["pass_fds"])}
+        """Starts the programs. Returns False if one could not be started. In an elastic job each is started when the
+        launcher says so, and again whenever it does.
+        """
+        self.grace, self.env, self.programs = order["grace"], order["env"], order["programs"]
+        self.lasting = order.get("elastic", False)
+        own = {fd for program in self.programs for fd in (*program["fds"], *program["pass_fds"])}
         for fd in own:
             os.set_inheritable(fd, False)
-        well = True
-        for index, program in enumerate(order["programs"]):
-            stdin, stdout, stderr = program["fds"]
-            try:
-                process = subprocess.Popen(
-                    program["argv"],
-                    executable=program["executable"],
-                    env={**order["env"], **program["env"], LOST: self.lost.path},
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    pass_fds=program["pass_fds"],
-                    preexec_fn=self.preparation(program["cpus"]),
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                self.tell("refused", index, getattr(error, "errno", None) or 0, str(error))
-                well = False
-                break
-            self.started.append(process)  # kept, because the destructor of Popen would wait for the process
-            self.running[process.pid] = index
-            self.alone.update([process.pid] if program["alone"] else [])
-            self.tell("started", index)
+        if self.lasting:
+            return True
+        well = all(self.start_one(index) for index in range(len(self.programs)))
         for fd in own:
             os.close(fd)
         return well
+
+    def start_one(self, index: int) -> bool:
+        """Starts a program. Returns False, after a report, if it could not be started."""
+        program = self.programs[index]
+        stdin, stdout, stderr = program["fds"]
+        # In an elastic job ranks have other numbers in each round, so that reports of lost ones would name wrong ones.
+        lost = {} if self.lasting else {LOST: self.lost.path}
+        try:
+            process = subprocess.Popen(
+                program["argv"],
+                executable=program["executable"],
+                env={**self.env, **program["env"], **lost},
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=program["pass_fds"],
+                preexec_fn=self.preparation(program["cpus"]),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self.tell("refused", index, getattr(error, "errno", None) or 0, str(error))
+            return False
+        self.started[index] = process
+        self.running[process.pid] = index
+        self.alone.update([process.pid] if program["alone"] else [])
+        self.tell("started", index)
+        return True
 
     def preparation(self, cpus: list[int] | None) -> Callable[[], None]:
         """A function that a new process runs before it becomes the program."""
@@ -138,8 +151,8 @@ class Guard:
         sources.register(self.woken, select.POLLIN)
         sources.register(self.control, select.POLLIN)
         self.obey()  # commands that arrived with the order
-        while self.reap():
-            if not self.running and not self.cleared:
+        while self.reap() or self.lasting:
+            if not self.running and not self.cleared and not self.lasting:
                 self.cleared = True
                 self.stop(signal.SIGTERM, self.grace)
             wait = None
@@ -188,6 +201,9 @@ class Guard:
                 break
             index = self.running.pop(pid, None)
             if index is not None:
+                if self.lasting:  # what a failed rank leaves behind would stay as long as the job
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, signal.SIGTERM)
                 ended.append((index, os.waitstatus_to_exitcode(status)))
                 self.started[index].returncode = ended[-1][1]
         for rank, by in self.lost.read() if ended else ():
@@ -196,7 +212,7 @@ class Guard:
         # reverse.
         for index, code in sorted(ended, key=lambda each: (each[1] >= 0, each[1] == 0, each[0])):
             self.tell("exited", index, code)
-        if any(code != 0 for _, code in ended) and self.deadline is None:
+        if any(code != 0 for _, code in ended) and self.deadline is None and not self.lasting:
             # A rank lost by others has ended its part and may be the cause, so its own exit code is needed.
             self.stop(signal.SIGTERM, self.grace, leaving=self.lost.ranks)
         return left
@@ -208,6 +224,9 @@ class Guard:
             word, number, *seconds = line.split()
             if word == b"pass":
                 self.pass_on(int(number))
+            elif word == b"start":
+                if self.lasting:  # else all are being ended
+                    self.start_one(int(number))
             else:
                 self.stop(int(number), float(seconds[0]))
 
@@ -229,6 +248,7 @@ class Guard:
         half of the grace period.
         """
         self.leaving = leaving
+        self.lasting = False
         wanted = time.monotonic() + seconds
         self.deadline = wanted if self.deadline is None else min(self.deadline, wanted)
         for pid in [pid for pid, index in self.running.items() if index not in self.leaving]:

@@ -1,0 +1,276 @@
+"""hvdrun --min-np: an elastic job goes on when ranks fail, and takes in new ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+from launcher_support import hvdrun
+
+from hvd.launcher.rounds import Limits, Rounds
+
+# Each sample is one number; all ranks know which ones the committed steps have used. FAIL: "slot.start:step:how, ...":
+# the worker of that start in that slot, counted from 0, fails at that step, or at its first one after it.
+SCRIPT = """
+import json, os, pathlib, signal, sys, time
+import numpy, hvd, hvd.elastic
+
+slot = os.environ["HVD_ELASTIC_SLOT"]
+own = f"{slot}.{len(list(pathlib.Path('born').glob(slot + '-*')))}"
+pathlib.Path("born", f"{slot}-{os.getpid()}").touch()
+failures = [one.split(":") for one in os.environ.get("FAIL", "").split(",") if one]
+
+def fail(step):
+    for who, at, how in failures:
+        if who == own and step >= int(at):
+            os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(int(how))
+
+fail(-1)
+hvd.init()
+SAMPLES = 240
+
+@hvd.elastic.run
+def train(state):
+    while len(state.seen) < SAMPLES:
+        fail(state.step)
+        rest = [i for i in range(SAMPLES) if i not in set(state.seen)]
+        mine = rest[hvd.rank() :: hvd.size()][:2]
+        state.seen = state.seen + hvd.allgather(numpy.array(mine)).tolist()
+        state.weight += float(hvd.allreduce(numpy.ones(1), op=hvd.Average)[0])
+        state.step += 1
+        state.sizes = state.sizes + [hvd.size()]
+        time.sleep(float(os.environ.get("PAUSE", "0.01")))
+        if state.step % 3 == 0:
+            state.commit()
+    return state
+
+state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, seen=[], weight=0.0, step=0, sizes=[])
+train(state)
+print("RESULT", json.dumps([hvd.rank(), hvd.size(), sorted(state.seen), state.weight, state.step, state.sizes]), flush=True)
+"""
+KILLED = "was killed by SIGKILL (Killed)"
+
+
+@pytest.fixture
+def elastic(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "born").mkdir()
+
+    def run(*words, **env):
+        return hvdrun(*words, sys.executable, "train.py", cwd=tmp_path, **env)
+
+    return run
+
+
+def results(done):
+    return [json.loads(text) for text in re.findall(r"RESULT (.*)", done.stdout)]
+
+
+def said(done):
+    return [line.removeprefix("hvdrun: ") for line in done.stderr.splitlines() if line.startswith("hvdrun: ")]
+
+
+def check_end(done, ranks):
+    """All ranks of the last round end with the same state, in which each sample is once."""
+    assert done.returncode == 0, done.stderr
+    found = sorted(results(done))
+    assert [one[0] for one in found] == list(range(len(found)))
+    assert {one[1] for one in found} == {len(found)} and len(found) in ranks
+    assert len({json.dumps(one[2:]) for one in found}) == 1
+    _, _, seen, weight, step, sizes = found[0]
+    assert seen == list(range(240))
+    assert weight == step == len(sizes)
+    return sizes
+
+
+def test_a_killed_rank_is_left_out_and_another_one_joins(elastic):
+    done = elastic("-np", "3", "--min-np", "2", FAIL="1.0:7:kill", PAUSE="0.1")
+    sizes = check_end(done, {3})
+    assert sizes[:6] == [3] * 6 and 2 in sizes[6:] and sizes[-1] == 3, sizes
+    assert said(done) == [
+        f"rank 1 on localhost {KILLED}; another one starts in its place; 2 of round 1 are left",
+        "round 2 begins with 2 ranks",
+        "round 3 begins with 3 ranks, 1 of them new",
+    ]
+
+
+def test_the_last_ranks_finish_without_the_new_one(elastic):
+    done = elastic("-np", "2", "--min-np", "1", FAIL="1.0:57:kill", PAUSE="0")
+    sizes = check_end(done, {1, 2})
+    assert sizes[:57] == [2] * 57
+
+
+def test_several_failures(elastic):
+    done = elastic("-np", "3", "--min-np", "1", FAIL="0.0:4:kill,2.0:10:3,0.1:20:kill", PAUSE="0.1")
+    check_end(done, {1, 2, 3})
+    assert len([line for line in said(done) if "starts in its place" in line]) == 3, done.stderr
+
+
+def test_a_rank_that_dies_before_init(elastic):
+    done = elastic("-np", "2", "--min-np", "1", FAIL="1.0:-1:5")
+    check_end(done, {2})
+    assert said(done) == [
+        "a new worker (slot 1) on localhost ended with exit code 5; another one starts in its place"
+    ]
+
+
+def test_all_ranks_fail(elastic):
+    done = elastic("-np", "2", "--min-np", "1", FAIL="0.0:5:7,1.0:5:7")
+    assert done.returncode == 7
+    assert "ended with exit code 7, and no other rank is left" in said(done)[-1]
+
+
+def test_too_few_ranks_are_left(elastic):
+    done = elastic("-np", "2", "--min-np", "2", "--max-np", "3", FAIL="1.0:5:kill,1.1:-1:9,2.0:20:kill", PAUSE="0.1")
+    assert done.returncode in (9, 137)  # of what failed first in the last round
+    barred = "localhost gets no more ranks after 2 failures in slot 1, the last one at"
+    ended = f"({re.escape(KILLED)}|ended with exit code 9)"
+    why = rf"rank [12] of 3 {ended}, and 1 of the 2 ranks that this job needs can run: {barred} [0-9:]{{8}}; the others .*"
+    assert re.fullmatch(why, said(done)[-1]), done.stderr
+
+
+def test_a_reset_limit(elastic):
+    done = elastic("-np", "3", "--min-np", "1", "--reset-limit", "1", FAIL="0.0:5:kill,1.0:20:kill", PAUSE="0.1")
+    assert done.returncode == 137, done.stderr
+    assert f"{KILLED}, and its ranks have changed 1 times, as often as they may (--reset-limit)" in said(done)[-1]
+
+
+# The rules alone, without processes.
+
+
+class Recorder:
+    def __init__(self):
+        self.done = []
+
+    def __getattr__(self, name):
+        return lambda *words: self.done.append((name, *words))
+
+    def take(self, *names):
+        taken, self.done = [one for one in self.done if not names or one[0] in names], []
+        return taken
+
+
+def rounds(least, first, most, hosts=None, **limits):
+    actions = Recorder()
+    made = Rounds(Limits(least, first, most, **limits), hosts or ["a"] * most, actions)
+    made.begin()
+    assert actions.take() == [("start", slot) for slot in range(most)]
+    return made, actions
+
+
+def ask(made, *slots):
+    for slot in slots:
+        made.asked(slot)
+
+
+def test_the_first_round_waits_for_np():
+    made, actions = rounds(1, 2, 3)
+    made.asked(2)
+    assert actions.take() == []
+    made.asked(0)
+    # The oldest has rank 0.
+    assert actions.take("place") == [("place", 0, 0, ["a", "a"], 1), ("place", 2, 1, ["a", "a"], 1)]
+    made.asked(1)
+    assert actions.take() == [("change", 0, 1)]
+    made.asked(0)
+    made.asked(2)
+    assert actions.take("place") == [("place", s, r, ["a"] * 3, 2) for r, s in enumerate([0, 1, 2])]
+
+
+def test_the_oldest_keep_the_lowest_ranks():
+    made, actions = rounds(1, 3, 3)
+    ask(made, 0, 1, 2)
+    actions.take()
+    made.exited(0, -9)
+    assert actions.take("start") == [("start", 0)]
+    ask(made, 1, 2)
+    assert actions.take("place") == [("place", 1, 0, ["a", "a"], 2), ("place", 2, 1, ["a", "a"], 2)]
+    made.asked(0)
+    assert actions.take() == [("change", 1, 1)]
+    ask(made, 2, 1)
+    assert actions.take("place") == [("place", 1, 0, ["a"] * 3, 3), ("place", 2, 1, ["a"] * 3, 3), ("place", 0, 2, ["a"] * 3, 3)]
+
+
+def test_ranks_of_a_host_are_together():
+    made, actions = rounds(1, 3, 3, ["a", "b", "a"])
+    ask(made, 1, 0, 2)
+    assert actions.take("place") == [("place", 0, 0, ["a", "a", "b"], 1), ("place", 2, 1, ["a", "a", "b"], 1), ("place", 1, 2, ["a", "a", "b"], 1)]
+
+
+def test_a_host_where_a_slot_fails_twice_gets_no_more():
+    made, actions = rounds(1, 2, 2)
+    ask(made, 0, 1)
+    made.exited(1, 1)
+    made.asked(0)
+    made.exited(1, 1)
+    assert ("start", 1) in actions.take()[:4]
+    made.exited(0, 1)
+    assert actions.take("fail_job", "start") == [("fail_job", 1, 1, "and no other rank is left")]
+    # After a commit, failures count anew.
+    made, actions = rounds(1, 2, 2)
+    ask(made, 0, 1)
+    for _ in range(5):
+        made.exited(1, -9)
+        ask(made, 0, 1)
+        ask(made, 0)
+        made.committed(1)
+    assert len(actions.take("start")) == 5
+
+
+def test_success_ends_the_job():
+    made, actions = rounds(1, 2, 2)
+    ask(made, 0, 1)
+    actions.take()
+    made.exited(1, 0)
+    made.exited(0, 0)
+    assert actions.take() == [("succeed",)] and made.ended
+    made, actions = rounds(1, 2, 2)
+    ask(made, 0, 1)
+    actions.take()
+    made.exited(1, 0)
+    made.asked(0)
+    assert actions.take() == [("refuse_worker", 0, "rank 1 has ended with success, so this job begins no new round")]
+    made.exited(0, 3)
+    assert actions.take() == [("fail_job", 0, 3, "after rank 1 had ended with success")]
+    # A new worker that has come too late does not keep the job.
+    made, actions = rounds(1, 2, 2)
+    ask(made, 0, 1)
+    made.exited(1, -9)
+    ask(made, 0)
+    actions.take()
+    made.exited(0, 0)
+    assert actions.take() == [("succeed",)] and made.ended
+    made, actions = rounds(1, 3, 3)
+    ask(made, 0, 1, 2)
+    made.exited(2, -9)
+    ask(made, 0, 1)
+    actions.take()
+    made.exited(1, 0)
+    made.asked(2)
+    assert actions.take() == [("dismiss", 2)]
+    made.exited(2, 0)
+    made.exited(0, 0)
+    assert actions.take() == [("succeed",)]
+
+
+def test_deadlines():
+    made, actions = rounds(1, 2, 2, timeout=0.05)
+    made.asked(0)
+    made.tick()
+    assert actions.take() == []
+    time.sleep(0.06)
+    made.tick()
+    assert actions.take() == [("fail_job", None, 1, "1 of the 2 ranks that this job needs have come within 0.05 s (--elastic-timeout)")]
+    made, actions = rounds(1, 2, 2, timeout=0.05)
+    ask(made, 0, 1)
+    assert made.deadline() is None
+    made.asked(1)
+    actions.take()
+    time.sleep(0.06)
+    made.tick()
+    assert actions.take() == [("fail_job", None, 1, "round 1 has failed, and rank(s) 0 did not notice it within 0.05 s (--elastic-timeout)")]

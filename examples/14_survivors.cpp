@@ -1,0 +1,58 @@
+// 14_survivors.cpp: a trainer that loses a rank and goes on. The ranks that are left make their next group themselves.
+#include <hvd/hvd.hpp>
+
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+
+constexpr int samples = 120, steps = 200, fatal_step = 50;
+
+/// What a rank needs in order to go on: a line through the samples so far, and the next step.
+struct state {
+  double slope = 0, offset = 0;
+  int step = 0;
+};
+
+/// One step of gradient descent on all samples, a part of them on each rank.
+void train_step(hvd::ShmTransport& comm, state& now) {
+  std::array<double, 2> gradient{};
+  for (int i = comm.rank(); i < samples; i += comm.size()) {
+    const double x = std::sin(i), error = now.slope * x + now.offset - (3 * x - 1);
+    gradient[0] += error * x / samples;
+    gradient[1] += error / samples;
+  }
+  hvd::allreduce(comm, gradient);
+  now = {now.slope - gradient[0], now.offset - gradient[1], now.step + 1};
+}
+
+int train(hvd::ShmTransport& first) {
+  hvd::ShmTransport comm = std::move(first);
+  const int number = comm.rank(), last = comm.size() - 1;
+  state now;
+  while (now.step < steps) {
+    try {
+      if (number == last && number != 0 && now.step == fatal_step) std::raise(SIGKILL);
+      train_step(comm, now);
+    } catch (const hvd::error& lost) {
+      if (lost.kind() != hvd::error::peer_lost && lost.kind() != hvd::error::aborted) throw;
+      comm = comm.without_lost();
+      // Some ranks had ended the step in which the others noticed the loss. (A loss right here would need this once more.)
+      std::array<double, 3> of_rank_0{now.slope, now.offset, double(now.step)};
+      hvd::broadcast(comm, of_rank_0);
+      now = {of_rank_0[0], of_rank_0[1], int(of_rank_0[2])};
+    }
+  }
+  if (comm.rank() == 0) std::printf("%d of %d ranks: %.6f x %+.6f\n", comm.size(), last + 1, now.slope, now.offset);
+  return 0;
+}
+
+int main(int argc, char** argv) try {
+  const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 4;
+  const int code = hvd::fork_run(ranks, train);
+  return code == 128 + SIGKILL ? 0 : code;  // it says how the first failed rank ended
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 2;
+}
