@@ -38,7 +38,8 @@ int train(hvd::ShmTransport& first) {
     } catch (const hvd::error& lost) {
       if (lost.kind() != hvd::error::peer_lost && lost.kind() != hvd::error::aborted) throw;
       comm = comm.without_lost();
-      // Some ranks had ended the step in which the others noticed the loss. (A loss right here would need this once more.)
+      // Some ranks had ended the step in which the others noticed the loss. (A loss right here would need this once
+      // more.)
       std::array<double, 3> of_rank_0{now.slope, now.offset, double(now.step)};
       hvd::broadcast(comm, of_rank_0);
       now = {of_rank_0[0], of_rank_0[1], int(of_rank_0[2])};

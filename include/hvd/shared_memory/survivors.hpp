@@ -63,8 +63,9 @@ next_members agree_on_survivors(peer_memory& m, group_header& header, std::uint3
   }
 }
 
-/// Whether a group of survivors has come together. Decided once, for all its ranks: by the first one that has seen all of
-/// them (`formed`), or that has given up (not `formed`). So no rank goes on alone in a group that the others have missed.
+/// Whether a group of survivors has come together. Decided once, for all its ranks: by the first one that has seen all
+/// of them (`formed`), or that has given up (not `formed`). So no rank goes on alone in a group that the others have
+/// missed.
 inline bool settle_formed(group_header& header, bool formed) noexcept {
   std::uint64_t before = 0;
   const std::uint64_t now = formed ? 1 : 2;

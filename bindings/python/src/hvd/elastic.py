@@ -130,9 +130,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        same = False
+        same = again = False
         while True:
             try:
+                if again:
+                    state.on_reset()
                 if not same:
                     state.sync()
                 return func(state, *args, **kwargs)
@@ -142,6 +144,6 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
             except HostsUpdatedInterrupt as e:
                 same = e.skip_sync
             reset()
-            state.on_reset()
+            again = True
 
     return wrapper

@@ -6,6 +6,7 @@ the secret of the job. A round is a job of fixed size with a name of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -60,8 +61,7 @@ class Rendezvous:
             # A change of the round before, which this one already has.
 
     def change(self) -> int:
-        """How the workers have changed since this round began: 0, VARIABLES = (ADDRESS, SECRET, SLOT, "HOROVOD_ELASTIC")
-ADDED, REMOVED or MIXED. Does not wait."""
+        """How the workers have changed since this round began: 0, ADDED, REMOVED or MIXED. Does not wait."""
         while b"\n" in self._rest or select.select([self._socket], [], [], 0)[0]:
             self._change |= int(self._read().get("change", 0))
         return self._change
@@ -73,10 +73,8 @@ ADDED, REMOVED or MIXED. Does not wait."""
             self._send(committed=True)
 
     def _send(self, **words: Any) -> None:
-        try:
+        with contextlib.suppress(OSError):  # what the launcher has said before it closed the connection comes by _read
             self._socket.sendall(json.dumps(words).encode() + b"\n")
-        except OSError:
-            raise self._ended() from None
 
     def _read(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
@@ -85,14 +83,11 @@ ADDED, REMOVED or MIXED. Does not wait."""
             except OSError:
                 data = b""
             if not data:
-                raise self._ended()
+                raise HorovodInternalError("hvd: the launcher of this elastic job has ended", "aborted")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         words: dict[str, Any] = json.loads(line)
         return words
-
-    def _ended(self) -> HorovodInternalError:
-        return HorovodInternalError("hvd: the launcher of this elastic job has ended", "aborted")
 
 
 _rendezvous: Rendezvous | None = None

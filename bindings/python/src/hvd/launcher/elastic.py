@@ -26,6 +26,7 @@ from hvd.launcher.supervisor import rank as guard
 from hvd.launcher.supervisor.client import Supervisor
 
 LONGEST = 1 << 12  # bytes of a worker's line
+LONGEST_ADDRESS = 107  # bytes of a Unix socket's
 
 
 @dataclass
@@ -52,6 +53,10 @@ class ElasticJob(Job):
         self._secret = secrets.token_hex(16)
         self._folder = tempfile.mkdtemp(prefix="hvd-")  # only this user can enter it
         self._address = os.path.join(self._folder, "launcher")
+        if len(os.fsencode(self._address)) > LONGEST_ADDRESS:
+            os.rmdir(self._folder)
+            self._folder = tempfile.mkdtemp(prefix="hvd-", dir="/tmp")
+            self._address = os.path.join(self._folder, "launcher")
         self._lines: dict[int, _Line] = {}  # of the worker in each slot
         self._listener = socket.socket(socket.AF_UNIX)
         self._selector: selectors.BaseSelector | None = None
@@ -62,15 +67,20 @@ class ElasticJob(Job):
 
     def run(self, *args: Any, **kwargs: Any) -> Outcome:
         """See Job.run."""
-        try:
-            self._listener.bind(self._address)
-            self._listener.listen(128)
-            return super().run(*args, **kwargs)
-        finally:
-            self._listener.close()
-            for line in self._lines.values():
-                line.socket.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._listener.bind(self._address)
+        self._listener.listen(128)
+        return super().run(*args, **kwargs)
+
+    def leftovers(self) -> list[tuple[str, str]]:
+        """See Job.leftovers. If this process is killed, the guard removes the folder."""
+        return [(os.path.dirname(self._folder), os.path.basename(self._folder))]
+
+    def close(self) -> None:
+        """See Job.close."""
+        self._listener.close()
+        for line in self._lines.values():
+            line.socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def exited(self, index: int, code: int) -> None:
         """See Job.exited."""

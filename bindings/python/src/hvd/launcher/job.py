@@ -67,6 +67,13 @@ class Job:
         self.programs.append(program)
         self.expected += 1
 
+    def leftovers(self) -> list[tuple[str, str]]:
+        """Further directories and name prefixes of files to remove at the end, as in `sweep`."""
+        return []
+
+    def close(self) -> None:
+        """Frees what the job needs outside of run()."""
+
     def variables(self, index: int) -> dict[str, str]:
         """Further variables of a program."""
         return {}

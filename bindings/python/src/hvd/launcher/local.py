@@ -103,6 +103,7 @@ def run_local(
         }
         show = on_line or printer or LinePrinter()
         job = ElasticJob(base, show, tee, notify, elastic, names, identity) if elastic else Job(base, show, tee, notify)
+        stack.callback(job.close)
         for rank in range(np):
             own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}
             own.update(shares[rank].variables(pin))
@@ -119,7 +120,8 @@ def run_local(
             )
         directory = base.get("HVD_SHM_DIR") or "/dev/shm"
         try:
-            outcome = job.run(start_timeout, [(directory, segment_prefix(identity))], signals, identity)
+            sweep = [(directory, segment_prefix(identity)), *job.leftovers()]
+            outcome = job.run(start_timeout, sweep, signals, identity)
         finally:
             if printer:
                 printer.finish()

@@ -93,7 +93,8 @@ def attempt(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSt
         speech.error(str(error))
         return 1
     except RankFailed as error:
-        sentence = error.sentence + ("" if error.rank < 0 or error.size == 1 else "; the others were ended")
+        alone = error.rank < 0 or error.size == 1 or error.why
+        sentence = error.sentence + ("" if alone else "; the others were ended")
         speech.error(sentence, error.last_lines)
         return error.exit_code
     except Interrupted as error:

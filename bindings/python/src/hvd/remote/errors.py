@@ -14,7 +14,8 @@ class RankFailed(RuntimeError):
     `rank`: its number. `returncode`: its exit code, or the negative number of the signal that killed it. `last_lines`:
     its last lines of standard error, or of standard output if standard error is empty (at most 100). `after`: a rank
     that it waited for and that had ended earlier, without an error. `again`: whether a launcher may start the job again;
-    not if the ranks could not be started, or if the user ended it, too.
+    not if the ranks could not be started, or if the user ended it, too. `why`: in an elastic job, why the others do not
+    go on.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class RankFailed(RuntimeError):
         self.rank = rank
         self.after = after
         self.again = again
+        self.why = why
         self.size = size
         self.returncode = returncode
         self.last_lines = list(last_lines)
