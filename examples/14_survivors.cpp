@@ -9,7 +9,7 @@
 
 constexpr int samples = 120, steps = 200, fatal_step = 50;
 
-/// What a rank needs in order to go on: a line through the samples so far, and the next step.
+/// The state from which a rank can go on: a line through the samples so far, and the next step.
 struct state {
   double slope = 0, offset = 0;
   int step = 0;

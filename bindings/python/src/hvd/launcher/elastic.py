@@ -100,7 +100,7 @@ class ElasticJob(Job):
         if not self._outcome.settled() and not self._refusal:
             self._rounds.tick()
 
-    # What the rounds do to workers: see rounds.Actions.
+    # The actions of the rounds: see rounds.Actions.
 
     def start(self, slot: int) -> None:
         if self._supervisor is not None:

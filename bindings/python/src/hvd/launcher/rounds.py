@@ -20,7 +20,7 @@ ADDED = 1  # as in hvd/core/rendezvous.py
 
 @dataclass(frozen=True)
 class Limits:
-    """What an elastic job may do. `least` and `most` ranks; the first round waits for `first` of them. `timeout`: seconds
+    """The limits of an elastic job. `least` and `most` ranks; the first round waits for `first` of them. `timeout`: seconds
     in which a round must begin. `resets`: the most rounds after the first; None for any number.
     """
 
@@ -32,7 +32,7 @@ class Limits:
 
 
 class Actions(Protocol):
-    """What a job's rounds do to its workers."""
+    """The effects of a job's rounds on its workers."""
 
     def start(self, slot: int) -> None:
         """Starts a worker in a slot."""
