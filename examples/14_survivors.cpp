@@ -27,22 +27,28 @@ void train_step(hvd::ShmTransport& comm, state& now) {
   now = {now.slope - gradient[0], now.offset - gradient[1], now.step + 1};
 }
 
+/// The state of rank 0 on all ranks: some had ended the step in which the others noticed the loss.
+void agree(hvd::ShmTransport& comm, state& now) {
+  std::array<double, 3> of_rank_0{now.slope, now.offset, double(now.step)};
+  hvd::broadcast(comm, of_rank_0);
+  now = {of_rank_0[0], of_rank_0[1], int(of_rank_0[2])};
+}
+
 int train(hvd::ShmTransport& first) {
   hvd::ShmTransport comm = std::move(first);
   const int number = comm.rank(), last = comm.size() - 1;
   state now;
+  bool agreed = true;
   while (now.step < steps) {
     try {
       if (number == last && number != 0 && now.step == fatal_step) std::raise(SIGKILL);
+      if (!agreed) agree(comm, now);
+      agreed = true;
       train_step(comm, now);
     } catch (const hvd::error& lost) {
       if (lost.kind() != hvd::error::peer_lost && lost.kind() != hvd::error::aborted) throw;
       comm = comm.without_lost();
-      // Some ranks had ended the step in which the others noticed the loss. (A loss right here would need this once
-      // more.)
-      std::array<double, 3> of_rank_0{now.slope, now.offset, double(now.step)};
-      hvd::broadcast(comm, of_rank_0);
-      now = {of_rank_0[0], of_rank_0[1], int(of_rank_0[2])};
+      agreed = false;
     }
   }
   if (comm.rank() == 0) std::printf("%d of %d ranks: %.6f x %+.6f\n", comm.size(), last + 1, now.slope, now.offset);
@@ -51,8 +57,8 @@ int train(hvd::ShmTransport& first) {
 
 int main(int argc, char** argv) try {
   const int ranks = argc > 1 ? hvd::parse_integer("ranks", argv[1], 1, 256) : 4;
-  const int code = hvd::fork_run(ranks, train);
-  return code == 128 + SIGKILL ? 0 : code;  // it says how the first failed rank ended
+  const int code = hvd::fork_run(ranks, train);  // how the first rank ended that failed: the one that was killed
+  return code == 128 + SIGKILL ? 0 : code;
 } catch (const std::exception& e) {
   std::fprintf(stderr, "%s\n", e.what());
   return 2;

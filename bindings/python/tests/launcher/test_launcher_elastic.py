@@ -11,7 +11,7 @@ import time
 import pytest
 from launcher_support import LIMIT, environment, hvdrun
 
-from hvd.launcher.rounds import Limits, Rounds
+from hvd.launcher.rounds import Failure, Limits, Rounds
 
 # Each sample is one number; all ranks know which ones the committed steps have used. FAIL: "slot.start:step:how, ...":
 # the worker of that start in that slot, counted from 0, fails at that step, or at its first one after it.
@@ -92,7 +92,7 @@ def test_a_killed_rank_is_left_out_and_another_one_joins(elastic):
     sizes = check_end(done, {3})
     assert sizes[:6] == [3] * 6 and 2 in sizes[6:] and sizes[-1] == 3, sizes
     assert said(done) == [
-        f"rank 1 on localhost {KILLED}; another one starts in its place; 2 of round 1 are left",
+        f"rank 1 of 3 on localhost (slot 1, round 1) {KILLED}; another one starts in its place; 2 ranks are left",
         "round 2 begins with 2 ranks",
         "round 3 begins with 3 ranks, 1 of them new",
     ]
@@ -114,14 +114,15 @@ def test_a_rank_that_dies_before_init(elastic):
     done = elastic("-np", "2", "--min-np", "1", FAIL="1.0:-1:5")
     check_end(done, {2})
     assert said(done) == [
-        "a new worker (slot 1) on localhost ended with exit code 5; another one starts in its place"
+        "a new process in slot 1 on localhost ended with exit code 5; another one starts in its place"
     ]
 
 
 def test_all_ranks_fail(elastic):
     done = elastic("-np", "2", "--min-np", "1", FAIL="0.0:5:7,1.0:5:7")
     assert done.returncode == 7
-    assert re.fullmatch("rank [01] of 2 ended with exit code 7, and no other rank is left", said(done)[-1])
+    who = r"rank ([01]) of 2 on localhost \(slot \1, round 1\)"
+    assert re.fullmatch(f"{who} ended with exit code 7, and all others have failed, too", said(done)[-1])
 
 
 def test_too_few_ranks_are_left(elastic):
@@ -129,14 +130,14 @@ def test_too_few_ranks_are_left(elastic):
     assert done.returncode in (9, 137)  # of what failed first in the last round
     barred = "localhost gets no more ranks after 2 failures in slot 1, the last one at"
     ended = f"({re.escape(KILLED)}|ended with exit code 9)"
-    why = rf"rank [12] of 3 {ended}, and 1 of the 2 ranks that this job needs can run: {barred} [0-9:]{{8}}"
+    why = rf"(rank [012] of [23]|a new process in slot 1) on localhost .*{ended}, and 1 of the 2 ranks that this job needs can run: {barred} [0-9:]{{8}}"
     assert re.fullmatch(why, said(done)[-1]), done.stderr
 
 
 def test_a_reset_limit(elastic):
     done = elastic("-np", "3", "--min-np", "1", "--reset-limit", "1", FAIL="0.0:5:kill,1.0:20:kill", PAUSE="0.1")
     assert done.returncode == 137, done.stderr
-    assert f"{KILLED}, and its ranks have changed 1 times, as often as they may (--reset-limit)" in said(done)[-1]
+    assert f"{KILLED}, and the ranks have changed 1 times, as often as they may (--reset-limit)" in said(done)[-1]
 
 
 def test_what_else_runs_is_no_worker(elastic, tmp_path):
@@ -247,7 +248,8 @@ def test_a_host_where_a_slot_fails_twice_gets_no_more():
     made.exited(1, 1)
     assert ("start", 1) in actions.take()[:4]
     made.exited(0, 1)
-    assert actions.take("fail_job", "start") == [("fail_job", 1, 1, "and no other rank is left")]
+    failure = Failure(0, "rank 0 of 1 on a (slot 0, round 2)", 1)
+    assert actions.take("fail_job", "start") == [("fail_job", failure, "and it was the only rank")]
     # After a commit, failures count anew.
     made, actions = rounds(1, 2, 2)
     ask(made, 0, 1)
@@ -273,7 +275,8 @@ def test_success_ends_the_job():
     made.asked(0)
     assert actions.take() == [("refuse_worker", 0, "rank 1 has ended with success, so this job begins no new round")]
     made.exited(0, 3)
-    assert actions.take() == [("fail_job", 0, 3, "after rank 1 had ended with success")]
+    failure = Failure(0, "rank 0 of 2 on a (slot 0, round 1)", 3)
+    assert actions.take() == [("fail_job", failure, "after rank 1 had ended with success")]
     # A new worker that has come too late does not keep the job.
     made, actions = rounds(1, 2, 2)
     ask(made, 0, 1)
@@ -281,7 +284,7 @@ def test_success_ends_the_job():
     ask(made, 0)
     actions.take()
     made.exited(0, 0)
-    assert actions.take() == [("succeed",)] and made.ended
+    assert actions.take("say") == [("say", "the new process in slot 1 came too late and was not needed")] and made.ended
     made, actions = rounds(1, 3, 3)
     ask(made, 0, 1, 2)
     made.exited(2, -9)
@@ -295,6 +298,32 @@ def test_success_ends_the_job():
     assert actions.take() == [("succeed",)]
 
 
+def test_a_new_process_that_ends_without_an_error_is_no_success():
+    made, actions = rounds(1, 3, 3)
+    ask(made, 0, 1, 2)
+    made.exited(2, -9)
+    ask(made, 0, 1)
+    actions.take()
+    made.exited(2, 0)
+    text = "a new process in slot 2 on a has ended without an error before it joined; its place stays free"
+    assert actions.take() == [("say", text)]
+    made.exited(1, -9)
+    made.asked(0)
+    assert actions.take("place") == [("place", 0, 0, ["a"], 3)]
+
+
+def test_programs_without_hvd():
+    made, actions = rounds(1, 2, 2)
+    made.exited(1, 0)
+    assert actions.take() == []
+    made.exited(0, 0)
+    assert actions.take() == [("succeed",)]
+    made, actions = rounds(2, 2, 2)
+    made.exited(1, 0)
+    made.asked(0)
+    assert actions.take() == [("fail_job", None, "1 of the 2 ranks that this job needs can run")]
+
+
 def test_deadlines():
     made, actions = rounds(1, 2, 2, timeout=0.05)
     made.asked(0)
@@ -302,7 +331,7 @@ def test_deadlines():
     assert actions.take() == []
     time.sleep(0.06)
     made.tick()
-    assert actions.take() == [("fail_job", None, 1, "1 of the 2 ranks that this job needs have come within 0.05 s (--elastic-timeout)")]
+    assert actions.take() == [("fail_job", None, "1 of the 2 ranks that this job needs have come within 0.05 s (--elastic-timeout)")]
     made, actions = rounds(1, 2, 2, timeout=0.05)
     ask(made, 0, 1)
     assert made.deadline() is None
@@ -310,4 +339,4 @@ def test_deadlines():
     actions.take()
     time.sleep(0.06)
     made.tick()
-    assert actions.take() == [("fail_job", None, 1, "round 1 has failed, and rank(s) 0 did not notice it within 0.05 s (--elastic-timeout)")]
+    assert actions.take() == [("fail_job", None, "round 1 has failed, and rank(s) 0 did not notice it within 0.05 s (--elastic-timeout)")]

@@ -20,7 +20,7 @@ from typing import Any, Callable
 from hvd.core.rendezvous import ADDRESS, SECRET, SLOT
 from hvd.launcher.job import Job
 from hvd.launcher.outcome import Outcome
-from hvd.launcher.rounds import Limits, Rounds
+from hvd.launcher.rounds import Failure, Limits, Rounds
 from hvd.launcher.streams import OnLine, Tee
 from hvd.launcher.supervisor import rank as guard
 from hvd.launcher.supervisor.client import Supervisor
@@ -126,11 +126,11 @@ class ElasticJob(Job):
     def succeed(self) -> None:
         self.stop(signal.SIGTERM, self.grace)
 
-    def fail_job(self, slot: int | None, code: int, why: str) -> None:
-        if slot is None:
+    def fail_job(self, failure: Failure | None, why: str) -> None:
+        if failure is None:
             return self.refuse(why.removeprefix("and "))
-        self.why = why
-        self._outcome.blame(slot, code)
+        self.who, self.why = failure.who, why
+        self._outcome.blame(failure.slot, failure.code)
         self.stop(signal.SIGTERM, self.grace)
 
     # Connections.

@@ -45,7 +45,7 @@ class Job:
         self.guards = {0}  # guards that report forwarded signals
         self.late = self._late
         self.elastic = False
-        self.why = ""  # why the failure of a rank has ended the job, where that alone does not
+        self.who = self.why = ""  # the failed rank, and why its failure has ended the job, where that alone does not
         self.grace = GRACE
         self.outputs = Outputs(on_line, tee)
         self._notify = notify or (lambda sentence: None)

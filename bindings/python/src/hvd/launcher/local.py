@@ -128,7 +128,7 @@ def run_local(
     if outcome.failed is not None:
         raise RankFailed(
             outcome.failed, outcome.code, job.outputs.last_lines(outcome.failed), np, after=outcome.after,
-            again=outcome.hurried is None, why=job.why,
+            again=outcome.hurried is None, who=job.who, why=job.why,
         )  # fmt: skip
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)

@@ -133,7 +133,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
     page = timeline.wanted(env)
     elastic = limits(chosen, env)
     if elastic and several:
-        raise ValueError("ranks of several hosts cannot be an elastic job yet: give --min-np and --max-np on one host")
+        raise ValueError("elastic jobs run on one host so far: leave out the hosts, or --min-np and --max-np")
     slots = elastic.most if elastic else chosen.np
     listed = places or [("localhost", slots)]
     common: dict[str, Any] = {
@@ -200,6 +200,8 @@ def limits(chosen: argparse.Namespace, env: dict[str, str]) -> Limits | None:
     if least == most:
         return None
     timeout = float_or(env.get("HOROVOD_ELASTIC_TIMEOUT"), 600.0, "HOROVOD_ELASTIC_TIMEOUT")
+    if not 0 < timeout <= 1e9:
+        raise ValueError(f"HOROVOD_ELASTIC_TIMEOUT is {timeout:g}; allowed: more than 0, to 1000000000 seconds")
     return Limits(least, chosen.np, most, timeout, chosen.reset_limit)
 
 

@@ -31,6 +31,15 @@ class Limits:
     resets: int | None = None
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The end of a worker: its slot, its name for the user, and its exit code as in subprocess."""
+
+    slot: int
+    who: str
+    code: int
+
+
 class Actions(Protocol):
     """The effects of a job's rounds on its workers."""
 
@@ -55,8 +64,8 @@ class Actions(Protocol):
     def succeed(self) -> None:
         """The job is over. Workers that are left are new ones, which are not needed."""
 
-    def fail_job(self, slot: int | None, code: int, why: str) -> None:
-        """The job has failed, by the worker in `slot` if one is to blame."""
+    def fail_job(self, failure: Failure | None, why: str) -> None:
+        """The job has failed. `why` goes on from a sentence about the failure, or is one if no worker is to blame."""
 
 
 @dataclass
@@ -85,8 +94,10 @@ class Rounds:
     ended: bool = False
     _slots: list[_Slot] = field(default_factory=list)
     _born: int = 0
+    _size: int = 0  # of this round
     _barred: dict[str, str] = field(default_factory=dict)  # hosts that get no more workers, and why
-    _first_failure: tuple[int, int] | None = None  # since this round began: slot and exit code
+    _first_failure: Failure | None = None  # of a rank of this round
+    _failure: Failure | None = None  # the last one of any worker
     _succeeded: int | None = None  # the rank that did so first
     _told: bool = False  # whether rank 0 knows of a worker that waits for the next round
     _since: float = 0.0  # when this round began to be awaited
@@ -111,8 +122,8 @@ class Rounds:
         within = f"within {self.limits.timeout:g} s (--elastic-timeout)"
         if running := self._running():
             ranks = ", ".join(str(rank) for rank in sorted(worker.rank for worker in running))
-            return self._fail(None, 1, f"round {self.number} has failed, and rank(s) {ranks} did not notice it {within}")
-        self._fail(None, 1, f"{len(self._asking())} of the {self._need()} ranks that this job needs have come {within}")
+            return self._fail(None, f"round {self.number} has failed, and rank(s) {ranks} did not notice it {within}")
+        self._fail(None, f"{len(self._asking())} of the {self._need()} ranks that this job needs have come {within}")
 
     def asked(self, slot: int) -> None:
         """A worker has called init, or calls it again."""
@@ -127,7 +138,8 @@ class Rounds:
             if worker.round == self.number > 0 and not self._leaving():
                 self._since = time.monotonic()
             worker.asking = True
-            self._advance()
+            if self._enough():
+                self._advance()
 
     def committed(self, slot: int) -> None:
         """A worker has committed its state for the first time in this round."""
@@ -141,43 +153,74 @@ class Rounds:
             return
         if self._succeeded is not None and worker.round != self.number:
             return  # it was not needed
-        if code == 0:
+        if code == 0 and worker.round == 0:
+            if self.number:
+                self.actions.say(f"{self._name(slot, worker)} has ended without an error before it joined; its place stays free")
+        elif code == 0:
             if self._succeeded is None:
                 self._succeeded = max(worker.rank, 0)
                 for other, _ in self._asking():
                     self.asked(other)
         elif self._succeeded is not None:
-            return self._fail(slot, code, f"after rank {self._succeeded} had ended with success")
+            failure = Failure(slot, self._name(slot, worker), code)
+            return self._fail(failure, f"after rank {self._succeeded} had ended with success")
         else:
             self._lose(slot, worker, code)
         if self.ended:
             return
-        if self._succeeded is not None and not self._members():
+        # Without any round: they were programs that do not use hvd.
+        over = not self._members() if self._succeeded is not None else not any(each.worker for each in self._slots)
+        if over:
             self.ended = True
+            late = [slot for slot, each in enumerate(self._slots) if each.worker]
+            for slot in late:
+                self.actions.say(f"the new process in slot {slot} came too late and was not needed")
             return self.actions.succeed()
+        if not self._enough():
+            return
         self._advance()
 
     def _lose(self, slot: int, worker: _Worker, code: int) -> None:
         """A worker has failed: another one takes its slot, unless that cannot help."""
         here = self._slots[slot]
         here.strikes += 1
-        self._first_failure = self._first_failure or (slot, code)
-        who = f"rank {worker.rank}" if worker.round else f"a new worker (slot {slot})"
+        failure = Failure(slot, self._name(slot, worker), code)
+        self._failure = failure
+        if worker.round == self.number:
+            self._first_failure = self._first_failure or failure
         mates = self._members()
         if worker.round == self.number > 0 and not mates:
-            return self._fail(*self._first_failure, "and no other rank is left")
-        sentence = f"{who} on {here.host} {how_it_ended(code)}"
+            others = "all others have failed, too" if self._size > 1 else "it was the only rank"
+            return self._fail(self._first_failure, f"and {others}")
+        sentence = f"{failure.who} {how_it_ended(code)}"
         if here.strikes >= STRIKES and here.host not in self._barred:
             self._barred[here.host] = f"{STRIKES} failures in slot {slot}, the last one at {time.strftime('%H:%M:%S')}"
             sentence += f"; {here.host} gets no more ranks after {self._barred[here.host]}"
         if here.host not in self._barred:
             self._start(slot)
             sentence += "; another one starts in its place"
-        self.actions.say(f"{sentence}; {len(mates)} of round {self.number} are left" if self.number else sentence)
+        left = f"{len(mates)} rank{'s are' if len(mates) > 1 else ' is'} left"
+        self.actions.say(f"{sentence}; {left}" if self.number else sentence)
+
+    def _enough(self) -> bool:
+        """Whether enough workers can still come together; if not, ends the job."""
         possible, need = sum(each.worker is not None for each in self._slots), self._need()
-        if possible < need:
-            barred = "; ".join(f"{host} gets no more ranks after {why}" for host, why in self._barred.items())
-            self._fail(*self._first_failure, f"and {possible} of the {need} ranks that this job needs can run: {barred}")
+        if possible >= need or self._succeeded is not None:
+            return True
+        if not self._barred and not self._asking():
+            return True  # programs that do not use hvd, or ranks that have still to notice a loss
+        barred = "; ".join(f"{host} gets no more ranks after {why}" for host, why in self._barred.items())
+        why = f"{possible} of the {need} ranks that this job needs can run" + (f": {barred}" if barred else "")
+        failure = self._first_failure or self._failure
+        self._fail(failure, f"and {why}" if failure else why)
+        return False
+
+    def _name(self, slot: int, worker: _Worker) -> str:
+        """A worker's name for the user."""
+        host = self._slots[slot].host
+        if worker.round == 0:
+            return f"a new process in slot {slot} on {host}"
+        return f"rank {worker.rank} of {self._size} on {host} (slot {slot}, round {worker.round})"
 
     def _start(self, slot: int) -> None:
         self._slots[slot].worker = _Worker(self._born)
@@ -222,9 +265,9 @@ class Rounds:
         if len(ready) < self._need() or self._succeeded is not None:
             return
         if self._used_up():
-            slot, code = self._first_failure or (None, 1)
-            return self._fail(slot, code, f"and its ranks have changed {self.limits.resets} times, as often as they may (--reset-limit)")
+            return self._fail(self._first_failure, f"and the ranks have changed {self.limits.resets} times, as often as they may (--reset-limit)")
         self.number += 1
+        self._size = len(ready)
         self._first_failure = None
         self._told = False
         self._since = time.monotonic()
@@ -241,7 +284,7 @@ class Rounds:
             ranks = f"{len(ready)} rank{'s' if len(ready) > 1 else ''}"
             self.actions.say(f"round {self.number} begins with {ranks}" + (f", {new} of them new" if new else ""))
 
-    def _fail(self, slot: int | None, code: int, why: str) -> None:
-        """Ends the job. `why` is a sentence, or goes on from one about the worker in `slot`."""
+    def _fail(self, failure: Failure | None, why: str) -> None:
+        """Ends the job: see Actions.fail_job."""
         self.ended = True
-        self.actions.fail_job(slot, code, why)
+        self.actions.fail_job(failure, why)

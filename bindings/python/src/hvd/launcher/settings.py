@@ -103,7 +103,7 @@ class Idle:
 
 _HIERARCHY = Idle("all collectives across hosts are hierarchical")
 _HERE = Idle("all ranks are on this host", "on one host")
-_FIXED = Idle("it is for elastic jobs, which --min-np or --max-np asks for", "with a fixed number of ranks")
+_FIXED = Idle("it is for elastic jobs, which a --min-np below -np or a --max-np above it asks for", "with a fixed number of ranks")
 # Options that are accepted without effect, with a message. docs/python.md has the same table.
 IDLE = {
     "hierarchical-allreduce": _HIERARCHY,

@@ -14,13 +14,13 @@ class RankFailed(RuntimeError):
     `rank`: its number. `returncode`: its exit code, or the negative number of the signal that killed it. `last_lines`:
     its last lines of standard error, or of standard output if standard error is empty (at most 100). `after`: a rank
     that it waited for and that had ended earlier, without an error. `again`: whether a launcher may start the job again;
-    not if the ranks could not be started, or if the user ended it, too. `why`: in an elastic job, why the others do not
-    go on.
+    not if the ranks could not be started, or if the user ended it, too. In an elastic job `rank` is the slot, `who` the
+    name of the failed rank for the user, and `why` the reason for which the others do not go on.
     """
 
     def __init__(
         self, rank: int, returncode: int, last_lines: Sequence[str] = (), size: int | None = None, host: str = "",
-        after: int | None = None, again: bool = True, why: str = "",
+        after: int | None = None, again: bool = True, who: str = "", why: str = "",
     ) -> None:
         self.rank = rank
         self.after = after
@@ -29,8 +29,8 @@ class RankFailed(RuntimeError):
         self.size = size
         self.returncode = returncode
         self.last_lines = list(last_lines)
-        who = f"rank {rank}" + (f" of {size}" if size else "") + (f" on {host}" if host else "")
-        who = who if rank >= 0 else host or "mpiexec"
+        name = f"rank {rank}" + (f" of {size}" if size else "") + (f" on {host}" if host else "")
+        who = who or (name if rank >= 0 else host or "mpiexec")
         self.sentence = f"{who} {how_it_ended(returncode)}"
         if after is not None:
             self.sentence += f", because rank {after} had ended before it, without an error"
