@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from launcher_support import LIMIT, environment, hvdrun
+from launcher_support import LIMIT, ROOT, environment, hvdrun
 
 from hvd.launcher.rounds import Failure, Limits, Rounds
 
@@ -176,6 +178,28 @@ def test_nothing_is_left_when_hvdrun_is_killed(tmp_path):
     while list(tmp_path.iterdir()) and time.monotonic() < until:
         time.sleep(0.05)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_example():
+    pytest.importorskip("torch")
+    script = str(ROOT / "examples" / "python" / "elastic_digits.py")
+    words = [sys.executable, "-m", "hvd.launcher.main", "-np", "3", "--min-np", "2", sys.executable, script]
+    process = subprocess.Popen(
+        [*words, "--epochs", "3", "--pause", "0.05"], env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    out = []
+    for line in process.stdout:
+        out.append(line)
+        if "epoch 0" in line:
+            victim = next(found for each in out if (found := re.search(r"process ([0-9]+) is rank 1 of 3", each)))
+            os.kill(int(victim[1]), signal.SIGKILL)
+    assert process.wait() == 0, "".join(out)
+    ended = [found.groups() for line in out if (found := re.search(r"rank ([0-9]) of ([23]): weights ([0-9a-f]+)", line))]
+    assert sorted(rank for rank, _, _ in ended) == [str(rank) for rank in range(len(ended))]
+    assert {int(size) for _, size, _ in ended} == {len(ended)} and len({weights for _, _, weights in ended}) == 1
+    assert any("round 2 begins with 2 ranks" in line for line in out)
 
 
 # The rules alone, without processes.
