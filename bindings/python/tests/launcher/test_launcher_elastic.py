@@ -274,7 +274,7 @@ def test_a_host_where_a_slot_fails_twice_gets_no_more():
     made.exited(0, 1)
     failure = Failure(0, "rank 0 of 1 on a (slot 0, round 2)", 1)
     assert actions.take("fail_job", "start") == [("fail_job", failure, "and it was the only rank")]
-    # After a commit, failures count anew.
+    # A commit sets the count of failures to zero.
     made, actions = rounds(1, 2, 2)
     ask(made, 0, 1)
     for _ in range(5):

@@ -25,7 +25,7 @@ class Rendezvous:
     """This process's connection to the launcher of an elastic job."""
 
     def __init__(self, address: str, secret: str, slot: int) -> None:
-        self.pid = os.getpid()  # of a worker; a process forked from it is none
+        self.pid = os.getpid()  # a process that this one forks is not a worker
         self._rest = b""
         self._change = 0
         self._committed = False

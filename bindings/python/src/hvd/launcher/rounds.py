@@ -8,14 +8,14 @@ worker that comes while a round is under way waits until the others have committ
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hvd.core.rendezvous import ADDED
 from hvd.remote.errors import how_it_ended
 
 STRIKES = 2  # failures in a slot, with no commit between them, after which its host gets no more workers
-ADDED = 1  # as in hvd/core/rendezvous.py
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Rounds:
                 self.actions.say(f"{self._name(slot, worker)} has ended without an error before it joined; its place stays free")
         elif code == 0:
             if self._succeeded is None:
-                self._succeeded = max(worker.rank, 0)
+                self._succeeded = worker.rank
                 for other, _ in self._asking():
                     self.asked(other)
         elif self._succeeded is not None:
@@ -172,13 +172,12 @@ class Rounds:
         over = not self._members() if self._succeeded is not None else not any(each.worker for each in self._slots)
         if over:
             self.ended = True
-            late = [slot for slot, each in enumerate(self._slots) if each.worker]
-            for slot in late:
-                self.actions.say(f"the new process in slot {slot} came too late and was not needed")
+            for late, each in enumerate(self._slots):
+                if each.worker:
+                    self.actions.say(f"the new process in slot {late} came too late and was not needed")
             return self.actions.succeed()
-        if not self._enough():
-            return
-        self._advance()
+        if self._enough():
+            self._advance()
 
     def _lose(self, slot: int, worker: _Worker, code: int) -> None:
         """A worker has failed: another one takes its slot, unless that cannot help."""
