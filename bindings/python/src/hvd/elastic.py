@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from hvd.core import job, rendezvous
 from hvd.core.handles import settle
-from hvd.core.objects import broadcast_object
+from hvd.core.objects import broadcast_number
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -57,8 +57,7 @@ class State:
         meeting = rendezvous.current()
         if meeting is None or not job.is_initialized():
             return
-        change = meeting.change() if job.rank() == 0 else 0
-        change = broadcast_object(change, name="elastic_change")
+        change = broadcast_number(meeting.change() if job.rank() == 0 else 0, "elastic_change")
         if change:
             raise HostsUpdatedInterrupt(skip_sync=change == rendezvous.REMOVED)
 

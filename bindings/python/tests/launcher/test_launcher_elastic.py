@@ -100,6 +100,22 @@ def test_a_killed_rank_is_left_out_and_another_one_joins(elastic):
     ]
 
 
+def test_only_failed_ranks_start_again(elastic):
+    """With --min-np at -np, the others wait for the new one, and none of their state is lost."""
+    done = elastic("-np", "2", "--min-np", "2", FAIL="1.0:7:kill")
+    assert set(check_end(done, {2})) == {2}
+    assert said(done) == [
+        f"rank 1 of 2 on localhost (slot 1, round 1) {KILLED}; another one starts in its place; 1 rank is left",
+        "round 2 begins with 2 ranks, 1 of them new",
+    ]
+
+
+def test_a_host_has_slots_for_more_ranks(elastic):
+    """The first round begins with two of the processes, and the third one joins them."""
+    done = elastic("-np", "2", "--max-np", "3", "-H", "localhost:4", PAUSE="0.1")
+    assert set(check_end(done, {3})) == {2, 3}
+
+
 def test_the_last_ranks_finish_without_the_new_one(elastic):
     done = elastic("-np", "2", "--min-np", "1", FAIL="1.0:57:kill", PAUSE="0")
     sizes = check_end(done, {1, 2})

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from launcher_support import mpi_library
@@ -91,12 +92,56 @@ def test_what_cannot_be_pickled(use_mpi):
     ({"num_proc": 2, "hosts": "localhost:1"}, ValueError, "2 ranks were asked for, but there are 1 slots"),
     ({"hosts": "a b"}, ValueError, "hosts: 'a b' is not a host"),
     ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts, hostfile and host_discovery_script exclude each other"),
-    ({"num_proc": 2, "min_np": 1}, ValueError, "a minimum of 1 ranks asks for an elastic job, which hvd.run does not start"),
+    ({"num_proc": 2, "min_np": 3}, ValueError, "num_proc 2 is not from min_num_proc 3 to max_num_proc 2"),
+    ({"num_proc": 2, "min_num_proc": 0}, ValueError, "num_proc 2 is not from min_num_proc 0 to max_num_proc 2"),
+    ({"num_proc": 2, "max_num_proc": 3, "hosts": "h1:3"}, ValueError, "elastic jobs run on one host so far: leave out the hosts"),
     ({"executable": "no-python"}, LaunchError, "no-python was not found"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, error, sentence):
     with pytest.raises(error, match=sentence):
         run(place, **arguments)
+
+
+def test_an_elastic_job(capsys):
+    """Rank 0 of the first round is killed; the results are those of the ranks in the last one."""
+
+    def work():
+        import hvd.elastic
+
+        hvd.init()
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, sizes=[])
+
+        @hvd.elastic.run
+        def train(state):
+            while len(state.sizes) < 40:
+                if len(state.sizes) == 10 and hvd.rank() == 0 and 2 not in state.sizes:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                hvd.broadcast_object(None)
+                state.sizes = [*state.sizes, hvd.size()]
+                state.commit()
+                time.sleep(0.05)
+            return hvd.rank(), state.sizes
+
+        return train(state)
+
+    found = run(work, num_proc=3, min_num_proc=2)
+    ranks, sizes = zip(*found)
+    assert list(ranks) == [0, 1, 2] and sizes[0] == sizes[1] == sizes[2]
+    assert sizes[0][:10] == [3] * 10 and 2 in sizes[0] and sizes[0][-1] == 3
+    said = capsys.readouterr().err
+    assert "rank 0 of 3 on localhost (slot 0, round 1) was killed by SIGKILL (Killed); another one starts in its place" in said
+
+
+def test_an_elastic_job_that_fails():
+    def work():
+        import hvd
+
+        hvd.init()
+        raise KeyError(f"no luck in round {os.environ['HVD_JOB'].rpartition('-')[2]}")
+
+    with pytest.raises(RankFailed, match=r"rank [01] of 2 on localhost \(slot [01], round 1\) raised KeyError: 'no luck in round 1', and (.|\n)*Traceback") as failed:
+        run(work, num_proc=2, min_num_proc=1)
+    assert isinstance(failed.value.__cause__, KeyError)
 
 
 def test_a_host_that_cannot_be_reached(monkeypatch):

@@ -108,9 +108,9 @@ def test_variables():
 
 
 def test_what_changes_nothing_is_said():
-    said = options.parse(["--jsrun", "--min-np", "2", "--max-np", "2", "--reset-limit", "1", *END])[1]
+    said = options.parse(["--jsrun", "--reset-limit", "1", *END])[1]
     assert said == [
-        "--reset-limit has no effect here: it is for elastic jobs, which a --min-np below -np or a --max-np above it asks for",
+        "--reset-limit has no effect here: it is for elastic jobs, which a minimum or a maximum of ranks asks for",
         "--jsrun has no effect here: ranks on several hosts are started by MPICH's mpiexec, or by ssh",
     ]
     assert options.parse(["--fusion-threshold-mb", "1", "--cycle-time-ms", "1", "--autotune", *END])[1] == []

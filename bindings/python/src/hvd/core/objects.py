@@ -79,6 +79,11 @@ def _length(number: int) -> Array:
     return (ctypes.c_int64 * 1)(number)
 
 
+def broadcast_number(number: int, name: str) -> int:
+    """Rank 0's number, on every rank."""
+    return int(_broadcast(_length(number), 0, name, global_process_set)[0])
+
+
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:

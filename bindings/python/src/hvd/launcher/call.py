@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd.descriptors import above_streams
+from hvd.launcher import settings
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.local import run_local
 from hvd.launcher.across import Results, host_numbers, run_across
@@ -52,22 +53,23 @@ def call_on_ranks(
         write_program(program, call, np, every)
         printer = printer or LinePrinter(sys.stdout, sys.stdout)  # one stream keeps the order of a rank's output
         failed = None
+        places: Sequence[int] = range(np)
         try:
-            run_local(
+            places = run_local(
                 [*(python or [sys.executable]), "-m", "hvd.remote.worker"],
                 np,
                 env=worker_environment(os.environ if env is None else env),
                 rank_env=lambda rank: {FILES: f"{program.fileno()},{results[rank].fileno()}"},
                 pass_fds=lambda rank: (program.fileno(), results[rank].fileno()),
                 on_line=printer,
-                start_timeout=default_start_timeout() if start_timeout is None else start_timeout,
+                start_timeout=settings.start_timeout() if start_timeout is None else start_timeout,
                 **options,
             )
         except RankFailed as error:
             failed = error
         finally:
             printer.finish()
-        return results_of(results, failed, every)
+        return results_of([results[place] for place in places], failed, every)
 
 
 def call_on_hosts(
@@ -99,7 +101,7 @@ def call_on_hosts(
                 env=environ,
                 on_line=printer,
                 stdin=stdin.fileno(),
-                start_timeout=default_start_timeout() if start_timeout is None else start_timeout,
+                start_timeout=settings.start_timeout() if start_timeout is None else start_timeout,
                 results=results,
                 **options,
             )
@@ -111,12 +113,3 @@ def call_on_hosts(
         from_host(results.written.get(rank, b""), results.behind.get(host, 0)) for rank, host in enumerate(host_numbers(places))
     ]
     return results_of(files, failed, every=True)
-
-
-def default_start_timeout() -> float:
-    """HOROVOD_START_TIMEOUT, or 30 seconds."""
-    text = os.environ.get("HOROVOD_START_TIMEOUT", "30")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"HOROVOD_START_TIMEOUT is {text!r}, and must be a number of seconds") from None

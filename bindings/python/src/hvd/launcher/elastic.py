@@ -71,6 +71,10 @@ class ElasticJob(Job):
         self._listener.listen(128)
         return super().run(*args, **kwargs)
 
+    def places(self) -> list[int]:
+        """See Job.places."""
+        return [slot for _, slot in sorted(self._rounds.winners.items())]
+
     def leftovers(self) -> list[tuple[str, str]]:
         """See Job.leftovers. If this process is killed, the guard removes the folder."""
         return [(os.path.dirname(self._folder), os.path.basename(self._folder))]

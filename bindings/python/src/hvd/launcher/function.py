@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Callable
 from hvd.launcher import hosts as hosts_, settings
 from hvd.launcher.call import call_on_hosts, call_on_ranks
 from hvd.launcher.console import LinePrinter, Speech
+from hvd.launcher.rounds import Limits
 
 
 def run(
@@ -55,8 +57,11 @@ def run(
     `use_mpi` selects MPI also on one host, and `use_gloo` TCP on several.
     Arguments without effect are accepted, like horovodrun's flags, with a warning on standard error.
 
-    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job (min_num_proc or max_num_proc other
-    than num_proc; reset_limit or cooldown_range with a host_discovery_script). LaunchError: a host cannot be reached,
+    With min_num_proc or max_num_proc the job is elastic, as with hvdrun --min-np, and on this host only: it goes on when
+    ranks fail, if func uses hvd.elastic.run. The results are those of the ranks in the last round.
+
+    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job on several hosts, num_proc outside of
+    min_num_proc to max_num_proc, an invalid HOROVOD_ELASTIC_TIMEOUT. LaunchError: a host cannot be reached,
     or the ranks cannot be started. TypeError: an object cannot be pickled; the text contains the path to it. RankError:
     func raised an exception on a rank; the text contains the rank's traceback, and the exception is the cause.
     RankFailed: the process of a rank was ended.
@@ -68,14 +73,19 @@ def run(
     if sum(each is not None for each in (hosts, hostfile, host_discovery_script)) > 1:
         raise ValueError("hosts, hostfile and host_discovery_script exclude each other")
     least, most = (new if old is None else old for new, old in ((min_num_proc, min_np), (max_num_proc, max_np)))
-    about_hosts = {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
-    restarts = [name for name, value in about_hosts.items() if value is not None]
-    if why := settings.elasticity(count, least, most, restarts, host_discovery_script):
-        raise ValueError(why)
-    places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts")
+    elastic = least is not None or most is not None
+    least, most = (count if each is None else each for each in (least, most))
+    if not 1 <= least <= count <= most:
+        raise ValueError(f"num_proc {count} is not from min_num_proc {least} to max_num_proc {most}")
+    places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts", most)
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
+    if elastic and several:
+        raise ValueError("elastic jobs run on one host so far: leave out the hosts, or min_num_proc and max_num_proc")
     speech = Speech("hvd.run")
-    when = ["always", "with a fixed number of ranks", *([] if several else ["on one host"]), *([] if host_discovery_script else ["without a script"])]
+    when = ["always"]
+    when += [] if elastic else ["with a fixed number of ranks"]
+    when += [] if several else ["on one host"]
+    when += [] if host_discovery_script else ["without a script"]
     for flag, found in settings.IDLE.items():
         name = found.argument or flag.replace("-", "_")
         if given.get(name) and found.when in when:
@@ -87,9 +97,11 @@ def run(
         "notify": speech.warn,
         "verbose": speech.say if verbose else None,
     }
+    if elastic:
+        common["elastic"] = Limits.of(least, count, most, reset_limit, os.environ)
     if not several:
         return call_on_ranks(
-            count,
+            most if places is None else sum(each for _, each in places),
             call,
             every=True,
             python=python,

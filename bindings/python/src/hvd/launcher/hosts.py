@@ -113,9 +113,10 @@ def allot(hosts: Sequence[tuple[str, int]], np: int) -> list[tuple[str, int]]:
 
 
 def named_hosts(
-    np: int, listed: str | None, file: str | None, script: str | None, slots: int | None, where: str = "-H"
+    np: int, listed: str | None, file: str | None, script: str | None, slots: int | None, where: str = "-H", most: int = 0
 ) -> list[tuple[str, int]] | None:
-    """Hosts, each with its number of ranks, np in all, given in one of three ways; None if none are given.
+    """Hosts, each with its number of ranks, np in all, given in one of three ways; None if none are given. `most`: up to
+    that many ranks in all, where there are more slots.
 
     `slots`: for hosts printed by the script without a number. Raises ValueError for invalid hosts or too few slots.
     """
@@ -127,7 +128,7 @@ def named_hosts(
         found = discovered_hosts(script, slots)
     else:
         return None
-    return allot(found, np)
+    return allot(found, max(np, min(most, sum(count for _, count in found))))
 
 
 def this_host_only(places: Sequence[tuple[str, int]]) -> bool:

@@ -67,6 +67,10 @@ class Job:
         self.programs.append(program)
         self.expected += 1
 
+    def places(self) -> list[int]:
+        """The index of the program that has ended as rank 0, as rank 1 and so on."""
+        return list(range(len(self.programs)))
+
     def leftovers(self) -> list[tuple[str, str]]:
         """Further directories and name prefixes of files to remove at the end, as in `sweep`."""
         return []

@@ -48,8 +48,9 @@ def run_local(
     hosts: Sequence[tuple[str, int]] = (),
     restart: tuple[int, int] = (0, 0),
     elastic: Limits | None = None,
-) -> None:
-    """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded.
+) -> list[int]:
+    """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded: the
+    number that each rank had at its start, which differs from its rank only in an elastic job.
 
     command: a list of words, the program first. Ranks get HOROVOD_RANK, HOROVOD_SIZE and the rest of their place, and
         HVD_JOB, a random name; torchrun's variables, with a port that is kept free; PYTHONUNBUFFERED=1 unless it is
@@ -132,6 +133,7 @@ def run_local(
         )  # fmt: skip
     if outcome.interrupted is not None:
         raise Interrupted(outcome.interrupted)
+    return job.places()
 
 
 def plan_ranks(np: int, pin: str | None, bind: bool | int) -> list[planning.Share]:

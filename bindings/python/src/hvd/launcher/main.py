@@ -115,9 +115,10 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
     """Starts the ranks, on one host or on several, and waits for them. `stack` ends after the job."""
     env = {**os.environ, **settings.variables(vars(chosen))}
     named = (chosen.hosts, chosen.hostfile, chosen.host_discovery_script, chosen.slots_per_host)
-    places = hosts.named_hosts(chosen.np, *named)
+    places = hosts.named_hosts(chosen.np, *named, most=chosen.max_num_proc)
+    listed = places or [("localhost", chosen.max_num_proc)]
     several = chosen.mpi or (places is not None and not hosts.this_host_only(places))
-    timeout = chosen.start_timeout or float_or(os.environ.get("HOROVOD_START_TIMEOUT"), 30.0)
+    timeout = chosen.start_timeout or settings.start_timeout()
     pin = chosen.pin or os.environ.get("HVD_PIN") or None
     if pin and chosen.binding_args and "cpus=" in pin:
         raise ValueError(f"--pin {pin} and --binding-args both set what ranks are bound to; give one of them")
@@ -125,17 +126,14 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         from hvd.launcher.show import show_placement
 
         bound = binding(chosen.binding_args, speech)
-        return show_placement(places or [("localhost", chosen.np)], pin, bound, several, env, timeout, chosen)
-    check_affinity(env, places if several and places else [("", chosen.np)], speech)
+        return show_placement(listed, pin, bound, several, env, timeout, chosen)
+    check_affinity(env, listed if several else [("", chosen.max_num_proc)], speech)
     if not several:
         for sentence in settings.warnings(vars(chosen), "on one host"):
             speech.warn(sentence)
     page = timeline.wanted(env)
-    elastic = limits(chosen, env)
-    if elastic and several:
+    if chosen.elastic and several:
         raise ValueError("elastic jobs run on one host so far: leave out the hosts, or --min-np and --max-np")
-    slots = elastic.most if elastic else chosen.np
-    listed = places or [("localhost", slots)]
     common: dict[str, Any] = {
         "stdin": 0,
         "bind": not chosen.binding_args if several else binding(chosen.binding_args, speech),
@@ -145,8 +143,8 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         "notify": speech.warn,
         "verbose": speech.say if chosen.verbose else None,
     }
-    if elastic:
-        common["elastic"] = elastic
+    if chosen.elastic:
+        common["elastic"] = Limits.of(chosen.min_num_proc, chosen.np, chosen.max_num_proc, chosen.reset_limit, env)
     if several:
         common["waiting"] = speech.waiting
         common["ssh_port"] = chosen.ssh_port
@@ -194,17 +192,6 @@ def start_ranks(
         printer.finish()
 
 
-def limits(chosen: argparse.Namespace, env: dict[str, str]) -> Limits | None:
-    """The limits of an elastic job; None for one of fixed size."""
-    least, most = chosen.min_num_proc or chosen.np, chosen.max_num_proc or chosen.np
-    if least == most:
-        return None
-    timeout = float_or(env.get("HOROVOD_ELASTIC_TIMEOUT"), 600.0, "HOROVOD_ELASTIC_TIMEOUT")
-    if not 0 < timeout <= 1e9:
-        raise ValueError(f"HOROVOD_ELASTIC_TIMEOUT is {timeout:g}; allowed: more than 0, to 1000000000 seconds")
-    return Limits(least, chosen.np, most, timeout, chosen.reset_limit)
-
-
 def binding(arguments: Sequence[str] | None, speech: Speech) -> bool | int:
     """The binding requested by --binding-args for this host, as in mpiexec -bind-to none, core or core:N."""
     text = " ".join(arguments or [])
@@ -224,16 +211,6 @@ def check_affinity(env: dict[str, str], places: Sequence[tuple[str, int]], speec
         del env["HOROVOD_THREAD_AFFINITY"]
         why = settings.IDLE["thread-affinity"].why
         speech.warn(f"HOROVOD_THREAD_AFFINITY (--thread-affinity) {text[:80]!r} has no effect here: {why} ({most} ranks)")
-
-
-def float_or(text: str | None, otherwise: float, variable: str = "HOROVOD_START_TIMEOUT") -> float:
-    """The number in a variable, or `otherwise` if it is not set."""
-    if not text:
-        return otherwise
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{variable}={text!r} is not a number of seconds") from None
 
 
 def version() -> str:

@@ -151,13 +151,14 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     for name, value in from_file.items():
         if getattr(options, name, None) is None:
             setattr(options, name, value)
+    options.elastic = options.min_num_proc is not None or options.max_num_proc is not None
     if not (options.version or options.check_build):
-        limits = (options.min_num_proc, options.max_num_proc)
         if options.np is None:
             parser.error("-np, the number of ranks, is missing")
-        if not (limits[0] or options.np) <= options.np <= (limits[1] or options.np):
-            parser.error(f"-np {options.np} is not from --min-np {limits[0] or options.np} to --max-np {limits[1] or options.np}")
-        if options.restarts and limits != (None, None):
+        options.min_num_proc, options.max_num_proc = options.min_num_proc or options.np, options.max_num_proc or options.np
+        if not options.min_num_proc <= options.np <= options.max_num_proc:
+            parser.error(f"-np {options.np} is not from --min-np {options.min_num_proc} to --max-np {options.max_num_proc}")
+        if options.restarts and options.elastic:
             parser.error("--restarts starts all ranks again, and --min-np those that have failed; give one of them")
         if not options.command and not options.show_placement:
             parser.error(f"the command is missing: {parser.prog} -np {options.np} python train.py")
@@ -168,7 +169,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     if options.mpi and options.gloo:
         parser.error("--mpi and --gloo exclude each other")
     cases = ["always", *([] if options.host_discovery_script else ["without a script"])]
-    if options.min_num_proc in (None, options.np) and options.max_num_proc in (None, options.np):
+    if not options.elastic:
         cases.append("with a fixed number of ranks")
     said = settings.warnings(vars(options), *cases)
     if options.host_discovery_script:

@@ -8,11 +8,12 @@ worker that comes while a round is under way waits until the others have committ
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from hvd.core.rendezvous import ADDED
+from hvd.launcher.settings import seconds_in
 from hvd.remote.errors import how_it_ended
 
 STRIKES = 2  # failures in a slot, with no commit between them, after which its host gets no more workers
@@ -29,6 +30,14 @@ class Limits:
     most: int
     timeout: float = 600.0
     resets: int | None = None
+
+    @staticmethod
+    def of(least: int, first: int, most: int, resets: int | None, env: Mapping[str, str]) -> Limits:
+        """The same with the timeout that the environment has. Raises ValueError for an invalid one."""
+        timeout = seconds_in(env, "HOROVOD_ELASTIC_TIMEOUT", 600.0)
+        if not 0 < timeout <= 1e9:
+            raise ValueError(f"HOROVOD_ELASTIC_TIMEOUT is {timeout:g}; allowed: more than 0, to 1000000000 seconds")
+        return Limits(least, first, most, timeout, resets)
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class Rounds:
     actions: Actions
     number: int = 0  # of the round
     ended: bool = False
+    winners: dict[int, int] = field(default_factory=dict)  # the slots of the ranks that have ended without an error
     _slots: list[_Slot] = field(default_factory=list)
     _born: int = 0
     _size: int = 0  # of this round
@@ -157,6 +167,7 @@ class Rounds:
             if self.number:
                 self.actions.say(f"{self._name(slot, worker)} has ended without an error before it joined; its place stays free")
         elif code == 0:
+            self.winners[worker.rank] = slot
             if self._succeeded is None:
                 self._succeeded = worker.rank
                 for other, _ in self._asking():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class Idle:
 
 _HIERARCHY = Idle("all collectives across hosts are hierarchical")
 _HERE = Idle("all ranks are on this host", "on one host")
-_FIXED = Idle("it is for elastic jobs, which a --min-np below -np or a --max-np above it asks for", "with a fixed number of ranks")
+_FIXED = Idle("it is for elastic jobs, which a minimum or a maximum of ranks asks for", "with a fixed number of ranks")
 # Options that are accepted without effect, with a message. docs/python.md has the same table.
 IDLE = {
     "hierarchical-allreduce": _HIERARCHY,
@@ -240,8 +241,8 @@ GROUPS: dict[str, list[Setting]] = {
         Setting("log-with-timestamp", truth, "times in the log", "", "logging.with_timestamp", _flag),
     ],
     "elastic jobs": [
-        Setting("min-num-proc", positive, "go on with at least this many ranks when others fail (default -np: fail)"),
-        Setting("max-num-proc", positive, "take in up to this many ranks (default -np)"),
+        Setting("min-num-proc", positive, "start failed ranks again, and go on with at least this many (default -np)"),
+        Setting("max-num-proc", positive, "the same, with up to this many ranks (default -np)"),
         Setting("slots-per-host", whole, "of discovered hosts"),
         Setting("elastic-timeout", whole, "seconds in which enough ranks must have come (default 600)", "HOROVOD_ELASTIC_TIMEOUT"),
         Setting("reset-limit", whole, "how often the ranks may change (default: no limit)"),
@@ -288,22 +289,18 @@ def variables(options: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def elasticity(np: int | None, least: int | None, most: int | None, restarts: Sequence[str], script: str | None) -> str:
-    """Why hvd.run cannot start an elastic job (a variable number of ranks, or changing hosts); "" for any other job.
+def seconds_in(env: Mapping[str, str], variable: str, otherwise: float) -> float:
+    """The number in a variable, or `otherwise` if it is not set."""
+    text = env.get(variable)
+    try:
+        return float(text) if text else otherwise
+    except ValueError:
+        raise ValueError(f"{variable}={text!r} is not a number of seconds") from None
 
-    `restarts`: names of the given options for changing hosts. They count only together with a discovery `script`.
-    """
-    asked = ""
-    if least is not None and least != np:
-        asked = f"a minimum of {least} ranks"
-    elif most is not None and most != np:
-        asked = f"a maximum of {most} ranks"
-    elif script is not None and restarts:
-        asked = f"a script that finds hosts with {', '.join(restarts)}"
-    return asked and (
-        f"{asked} asks for an elastic job, which hvd.run does not start; start a fixed number of ranks on the hosts that "
-        "are available, or a program by hvdrun --min-np"
-    )
+
+def start_timeout() -> float:
+    """HOROVOD_START_TIMEOUT, or 30 seconds."""
+    return seconds_in(os.environ, "HOROVOD_START_TIMEOUT", 30.0)
 
 
 def warnings(options: Mapping[str, Any], *when: str) -> list[str]:

@@ -25,7 +25,7 @@ class RankFailed(RuntimeError):
         self.rank = rank
         self.after = after
         self.again = again
-        self.why = why
+        self.who, self.why = who, why
         self.size = size
         self.returncode = returncode
         self.last_lines = list(last_lines)
@@ -54,9 +54,10 @@ class RankError(RankFailed):
     pickled. A process ended from outside has no traceback: RankFailed is raised for it instead, with `returncode`.
     """
 
-    def __init__(self, rank: int, size: int, text: str, host: str = "") -> None:
+    def __init__(self, rank: int, size: int, text: str, host: str = "", who: str = "") -> None:
         super().__init__(rank, 1, (), size)
-        self.args = (f"rank {rank} of {size}{f' on {host}' if host else ''} {text}",)
+        who = who or f"rank {rank} of {size}" + (f" on {host}" if host else "")
+        self.args = (f"{who} {text}",)
 
 
 class NotPicklable(TypeError):

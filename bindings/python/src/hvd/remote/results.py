@@ -20,6 +20,8 @@ def results_of(
     hosts = hosts or [""] * size
     records = [read_record(file) for file in files]
     raised = {rank: record for rank, record in enumerate(records) if record and record["raised"]}
+    if failed and failed.who:  # in an elastic job other failures did not end the job
+        raised = {rank: record for rank, record in raised.items() if rank == failed.rank}
     if failed and failed.rank not in raised:  # its process ended without a record
         failed.args = (failed.args[0] + _others(raised, failed.rank, size),)
         raise failed
@@ -30,7 +32,10 @@ def results_of(
         cause = None
         with contextlib.suppress(Exception):  # an exception may not survive pickling
             cause = pickle.loads(record["exception"])
-        error = RankError(rank, size, f"{what}\n\n{record['traceback']}" + _others(raised, rank, size), hosts[rank])
+        if failed and failed.why:
+            what += f", {failed.why}"
+        text = f"{what}\n\n{record['traceback']}" + _others(raised, rank, size)
+        error = RankError(rank, size, text, hosts[rank], failed.who if failed else "")
         raise error from (cause if isinstance(cause, BaseException) else None)
     for rank, ended in enumerate(records):
         if ended is None:

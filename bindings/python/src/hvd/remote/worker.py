@@ -31,9 +31,9 @@ def main() -> int:
     program, result = (int(number) for number in os.environ.pop(FILES).split(","))
     for number in (program, result):
         os.set_inheritable(number, False)
-    rank = int(os.environ["HOROVOD_RANK"])
     doing = "load the function to call"
-    with os.fdopen(result, "wb") as answer:
+    with open(f"/proc/self/fd/{result}", "wb") as answer:  # in an elastic job without what another process has written
+        os.close(result)
         try:
             with open(f"/proc/self/fd/{program}", "rb") as file:  # opened again, for its own position
                 os.close(program)
@@ -44,7 +44,8 @@ def main() -> int:
             value = call()
             doing = f"return the result of {contents.describe(call)}"
             pickle.dump({"raised": False}, answer)
-            if rank == 0 or driver["every"]:
+            rank = os.environ["HOROVOD_RANK"]  # that it has now
+            if rank == "0" or driver["every"]:
                 # No module by value: the driver loads its own copy from the same path.
                 where = f" on rank {rank}" if driver["every"] else ""
                 pickling.dump(value, answer, f"the value that {contents.describe(call)} returned{where}", _REMEDY)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
 from hvd.descriptors import above_streams
-from hvd.launcher.call import default_start_timeout
+from hvd.launcher import settings
 from hvd.launcher.errors import LaunchError
 from hvd.launcher.job import GRACE
 from hvd.launcher.local import check_timeout, new_identity
@@ -246,7 +246,7 @@ def call_on_tasks(
 
     Errors: see HorovodRunner.run.
     """
-    seconds = default_start_timeout() if start_timeout is None else start_timeout
+    seconds = settings.start_timeout() if start_timeout is None else start_timeout
     check_timeout(seconds)
     session = sessions.find_session()
     context = sessions.context_of(session)
