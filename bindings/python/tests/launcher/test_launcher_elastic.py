@@ -13,6 +13,7 @@ import time
 import pytest
 from launcher_support import LIMIT, ROOT, environment, hvdrun
 
+from hvd.launcher.hosts import Discovery
 from hvd.launcher.rounds import Failure, Limits, Rounds
 
 # Each sample is one number; all ranks know which ones the committed steps have used. FAIL: "slot.start:step:how, ...":
@@ -218,6 +219,79 @@ def test_the_example():
     assert any("round 2 begins with 2 ranks" in line for line in out)
 
 
+@pytest.fixture
+def script(tmp_path):
+    """A discovery script that prints what a file has, and a function that writes the file."""
+    (tmp_path / "hosts").touch()
+
+    def write(text):
+        (tmp_path / "next").write_text(text)
+        (tmp_path / "next").rename(tmp_path / "hosts")
+
+    write.line = f"cat {tmp_path}/hosts | sh"
+    return write
+
+
+def start(tmp_path, script, *words):
+    """An elastic job with such a script, and a function that waits for a sentence of hvdrun."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "born").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "hvd.launcher.main", *words, "--host-discovery-script", script.line, sys.executable, "train.py"]
+    job = subprocess.Popen(command, cwd=tmp_path, env=environment(PAUSE="0.1"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    heard: list[str] = []
+
+    def wait_for(text):
+        assert job.stderr is not None
+        for line in job.stderr:
+            heard.append(line)
+            if text in line:
+                return
+        raise AssertionError("".join(heard))
+
+    return job, wait_for
+
+
+def test_hosts_that_a_script_finds(tmp_path, script):
+    """None at first; then one, a second one, one that fails once, and a smaller one."""
+    job, wait_for = start(tmp_path, script, "-np", "1", "--min-np", "1", "--max-np", "3")
+    script("echo localhost:1")
+    wait_for("localhost has 1 slot")
+    script("echo localhost:1; echo 127.0.0.1 slots=2; echo h1.invalid")
+    wait_for("elastic jobs run on one host so far, so the ranks cannot use h1.invalid")
+    wait_for("with 3 ranks")
+    script("exit 3")
+    wait_for("ended with exit code 3; the hosts stay as they are")
+    script("echo 127.0.0.1")
+    wait_for("127.0.0.1 has 1 slot; localhost is gone")
+    wait_for("with 1 rank")
+    out, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0, err
+    (end,) = [json.loads(text) for text in re.findall(r"RESULT (.*)", out)]
+    assert end[:2] == [0, 1] and end[2] == list(range(240)) and end[3] == end[4] == len(end[5])
+    assert [size for size, before in zip(end[5], [0, *end[5]]) if size != before] in ([1, 3, 1], [1, 2, 3, 1])
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("exit 3", "ended with exit code 3"),
+    ("echo a b c", "line 1: 'a b c' is not a host"),
+    ("kill -9 $$", "was killed by SIGKILL (Killed)"),
+])  # fmt: skip
+def test_a_script_that_fails_at_first(tmp_path, script, text, sentence):
+    script(text)
+    line = script.line if "kill" not in text else text
+    done = hvdrun("-np", "1", "--min-np", "1", "--host-discovery-script", line, "true")
+    assert done.returncode == 1 and len(said(done)) == 1 and sentence in said(done)[0], done.stderr
+
+
+def test_a_script_that_hangs(monkeypatch):
+    monkeypatch.setattr(Discovery, "LONGEST", 0.2)
+    found = Discovery("echo a; sleep 100")
+    with pytest.raises(ValueError, match="echo a; sleep 100 has not ended within 0.2 s"):
+        while found.poll() is None:
+            time.sleep(0.01)
+    found.close()
+
+
 # The rules alone, without processes.
 
 
@@ -233,9 +307,9 @@ class Recorder:
         return taken
 
 
-def rounds(least, first, most, hosts=None, **limits):
+def rounds(least, first, most, hosts=None, fixed=True, **limits):
     actions = Recorder()
-    made = Rounds(Limits(least, first, most, **limits), hosts or ["a"] * most, actions)
+    made = Rounds(Limits(least, first, most, **limits), hosts or {"a": most}, actions, fixed)
     made.begin()
     assert actions.take() == [("start", slot) for slot in range(most)]
     return made, actions
@@ -275,9 +349,13 @@ def test_the_oldest_keep_the_lowest_ranks():
 
 
 def test_ranks_of_a_host_are_together():
-    made, actions = rounds(1, 3, 3, ["a", "b", "a"])
-    ask(made, 1, 0, 2)
-    assert actions.take("place") == [("place", 0, 0, ["a", "a", "b"], 1), ("place", 2, 1, ["a", "a", "b"], 1), ("place", 1, 2, ["a", "a", "b"], 1)]
+    made, actions = rounds(1, 3, 3, {"a": 2, "b": 1})
+    ask(made, 0, 1, 2)
+    actions.take()
+    made.exited(0, -9)
+    ask(made, 0, 1, 2)  # rank 0 is on a again, with the youngest one
+    ask(made, 1, 2)
+    assert [(slot, rank) for _, slot, rank, *_ in actions.take("place")][-3:] == [(1, 0), (0, 1), (2, 2)]
 
 
 def test_a_host_where_a_slot_fails_twice_gets_no_more():
@@ -299,6 +377,82 @@ def test_a_host_where_a_slot_fails_twice_gets_no_more():
         ask(made, 0)
         made.committed(1)
     assert len(actions.take("start")) == 5
+
+
+def test_a_host_gets_ranks_again_after_its_cooldown():
+    made, actions = rounds(1, 2, 2, {"a": 1, "b": 1}, cooldown=(1, 3600))
+    ask(made, 0, 1)
+    times = []
+    for seconds in (1, 2, 4):
+        for _ in range(2):
+            made.exited(1, 1)
+            ask(made, 0)
+        assert actions.take("start", "say")[-2][1].endswith("; 1 rank is left") and not made.ended
+        times.append(made.deadline() - time.monotonic())
+        assert seconds - 0.1 < times[-1] <= seconds * 1.1
+        made._barred["b"] = (made._barred["b"][0], 0.0)
+        made.tick()
+        assert actions.take() == [("say", "b gets ranks again"), ("start", 1)]
+        ask(made, 1, 0)
+        actions.take()
+        ask(made, 0)
+
+
+def test_hosts_come_and_go():
+    made, actions = rounds(1, 2, 3, {"a": 2, "b": 1}, fixed=False)
+    ask(made, 0, 1, 2)
+    ask(made, 0, 1)
+    actions.take()
+    # Slots of a that it has no more, and a new host: the change is mixed, and rank 0 is told of it once.
+    made.found({"b": 1, "a": 1, "c": 1})
+    assert actions.take() == [("say", "a has 1 slot; c has 1 slot"), ("change", 0, 2)]
+    ask(made, 0, 2, 1)
+    assert actions.take("dismiss", "place") == [("dismiss", 1), ("place", 0, 0, ["a", "b"], 3), ("place", 2, 1, ["a", "b"], 3)]
+    made.exited(1, 0)
+    assert actions.take() == [("start", 1)]
+    made.asked(1)
+    assert actions.take() == [("change", 0, 1)]
+    ask(made, 0, 2)
+    assert actions.take("place")[-1] == ("place", 1, 2, ["a", "b", "c"], 4)
+    # A rank whose host is gone, and that fails, gets no successor there.
+    made.found({"a": 1, "b": 1})
+    assert actions.take() == [("say", "c is gone"), ("change", 0, 2)]
+    made.exited(1, -9)
+    assert [name for name, *_ in actions.take()] == ["say"]
+    # None of the hosts has a rank: those that have stay until others have joined them.
+    ask(made, 0, 2)
+    actions.take()
+    made.found({"d": 1})
+    text = "d has 1 slot; ranks go on where they are until others have their state"
+    assert actions.take() == [("say", text), ("start", 1)]
+    made.found({"d": 1})
+    ask(made, 1)
+    assert actions.take() == [("change", 0, 1)]
+    ask(made, 0, 2)
+    actions.take()
+    made.found({"d": 1})
+    assert actions.take() == [("say", "a is gone; b is gone"), ("change", 0, 2)]
+    ask(made, 0, 1, 2)
+    assert actions.take("dismiss", "place") == [("dismiss", 0), ("dismiss", 2), ("place", 1, 0, ["d"], 7)]
+    made.exited(0, 1)
+    made.exited(2, 0)
+    assert actions.take() == []
+    made.exited(1, 0)
+    assert actions.take() == [("succeed",)] and made.winners == {0: 1}
+
+
+def test_hosts_that_are_too_few_are_awaited():
+    made, actions = rounds(2, 2, 2, {"a": 2}, fixed=False, timeout=0.05)
+    for _ in range(2):
+        made.exited(0, 1)
+    assert not made.ended
+    made.asked(1)
+    made.found({})
+    assert actions.take("dismiss") == [("dismiss", 1)]
+    time.sleep(0.06)
+    made.tick()
+    (failed,) = actions.take("fail_job")
+    assert re.fullmatch(r"0 of the 2 ranks that this job needs have come within 0.05 s \(--elastic-timeout\): a gets no more ranks after .*", failed[2])
 
 
 def test_success_ends_the_job():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from hvd.core.rendezvous import ADDRESS, SECRET, SLOT
+from hvd.launcher.hosts import Discovery, is_local
 from hvd.launcher.job import Job
 from hvd.launcher.outcome import Outcome
 from hvd.launcher.rounds import Failure, Limits, Rounds
@@ -26,7 +27,7 @@ from hvd.launcher.supervisor import rank as guard
 from hvd.launcher.supervisor.client import Supervisor
 
 LONGEST = 1 << 12  # bytes of a worker's line
-LONGEST_ADDRESS = 107  # bytes of a Unix socket's
+LONGEST_FOLDER = 80  # bytes, in which a Unix socket's name of at most 107 has room
 
 
 @dataclass
@@ -40,23 +41,24 @@ class _Line:
 
 
 class ElasticJob(Job):
-    """A Job whose programs are slots for workers. `hosts` has the host of each; `identity` the name of the job."""
+    """A Job whose programs are slots for workers. `hosts`: names of this host, with the number of workers that each can
+    have, unless `discovery` finds them. `identity`: the name of the job.
+    """
 
     def __init__(
         self, env: Mapping[str, str], on_line: OnLine, tee: Tee | None, notify: Callable[[str], None] | None,
-        limits: Limits, hosts: Sequence[str], identity: Mapping[str, str],
+        limits: Limits, hosts: Mapping[str, int], discovery: Discovery | None, identity: Mapping[str, str],
     ) -> None:  # fmt: skip
         super().__init__(env, on_line, tee, notify)
         self.elastic = True
-        self._rounds = Rounds(limits, hosts, self)
+        self._rounds = Rounds(limits, {} if discovery else dict(hosts), self, fixed=discovery is None)
+        self._discovery = discovery
+        self._complaint: str | None = None  # of the discovery, at last; None before it has found hosts
         self._name = identity["HVD_JOB"]
         self._secret = secrets.token_hex(16)
-        self._folder = tempfile.mkdtemp(prefix="hvd-")  # only this user can enter it
+        short = len(os.fsencode(tempfile.gettempdir())) <= LONGEST_FOLDER
+        self._folder = tempfile.mkdtemp(prefix="hvd-", dir=None if short else "/tmp")  # only this user can enter it
         self._address = os.path.join(self._folder, "launcher")
-        if len(os.fsencode(self._address)) > LONGEST_ADDRESS:
-            os.rmdir(self._folder)
-            self._folder = tempfile.mkdtemp(prefix="hvd-", dir="/tmp")
-            self._address = os.path.join(self._folder, "launcher")
         self._lines: dict[int, _Line] = {}  # of the worker in each slot
         self._listener = socket.socket(socket.AF_UNIX)
         self._selector: selectors.BaseSelector | None = None
@@ -81,6 +83,8 @@ class ElasticJob(Job):
 
     def close(self) -> None:
         """See Job.close."""
+        if self._discovery:
+            self._discovery.close()
         self._listener.close()
         for line in self._lines.values():
             line.socket.close()
@@ -97,12 +101,33 @@ class ElasticJob(Job):
 
     def attend_until(self) -> float | None:
         """See Job.attend_until."""
-        return self._rounds.deadline()
+        times = [self._rounds.deadline(), self._discovery.next if self._discovery else None]
+        return min((each for each in times if each is not None), default=None)
 
     def attend(self) -> None:
         """See Job.attend."""
         if not self._outcome.settled() and not self._refusal:
+            if self._discovery:
+                self._discover(self._discovery)
             self._rounds.tick()
+
+    def _discover(self, discovery: Discovery) -> None:
+        """Tells the rounds of changes of the hosts. The first failure of the script ends the job, later ones are said."""
+        try:
+            found = discovery.poll()
+            if found is None:
+                return
+            hosts = {name: count for name, count in found if is_local(name)}
+            others = ", ".join(name for name, _ in found if name not in hosts)
+            complaint = f"elastic jobs run on one host so far, so the ranks cannot use {others}" if others else ""
+            self._rounds.found(hosts)
+        except ValueError as error:
+            if self._complaint is None:
+                return self.refuse(str(error))
+            complaint = f"{error}; the hosts stay as they are"
+        if complaint and complaint != self._complaint:
+            self.say(complaint)
+        self._complaint = complaint
 
     # The actions of the rounds: see rounds.Actions.
 
@@ -111,8 +136,7 @@ class ElasticJob(Job):
             self._supervisor.start(slot)
 
     def place(self, slot: int, rank: int, hosts: Sequence[str], number: int) -> None:
-        names = list(dict.fromkeys(hosts))
-        place = guard.place(rank, [hosts.count(name) for name in names], names)
+        place = {**guard.place(rank, [len(hosts)], ["localhost"]), "HOROVOD_HOSTNAME": hosts[rank]}
         self._tell(slot, place={**place, "HVD_JOB": f"{self._name}-{number}"})
 
     def change(self, slot: int, how: int) -> None:

@@ -52,7 +52,7 @@ def run(
     30 s.
 
     All ranks run on this host over shared memory, unless `hosts` ("h1:2,h2:2"), `hostfile` or `host_discovery_script`
-    (run once; `slots` is for hosts printed without a number) names other hosts. Then they run as with hvdrun -H, over MPI
+    (run once, or in an elastic job once in each second; `slots` is for hosts printed without a number) names other hosts. Then they run as with hvdrun -H, over MPI
     if MPICH's mpiexec is there, else over TCP, and ssh_port, ssh_identity_file, mpi_args and network_interfaces apply.
     `use_mpi` selects MPI also on one host, and `use_gloo` TCP on several.
     Arguments without effect are accepted, like horovodrun's flags, with a warning on standard error.
@@ -77,7 +77,8 @@ def run(
     least, most = (count if each is None else each for each in (least, most))
     if not 1 <= least <= count <= most:
         raise ValueError(f"num_proc {count} is not from min_num_proc {least} to max_num_proc {most}")
-    places = hosts_.named_hosts(count, hosts, hostfile, host_discovery_script, slots, "hosts", most)
+    once = None if elastic else host_discovery_script
+    places = hosts_.named_hosts(count, hosts, hostfile, once, slots, "hosts", most)
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
     if elastic and several:
         raise ValueError("elastic jobs run on one host so far: leave out the hosts, or min_num_proc and max_num_proc")
@@ -97,11 +98,14 @@ def run(
         "notify": speech.warn,
         "verbose": speech.say if verbose else None,
     }
+    slots_here = most if places is None else sum(each for _, each in places)
     if elastic:
-        common["elastic"] = Limits.of(least, count, most, reset_limit, os.environ)
+        common["elastic"] = Limits.of(least, count, slots_here, reset_limit, cooldown_range, os.environ)
+        if host_discovery_script:
+            common["discovery"] = hosts_.Discovery(host_discovery_script, slots)
     if not several:
         return call_on_ranks(
-            most if places is None else sum(each for _, each in places),
+            slots_here,
             call,
             every=True,
             python=python,

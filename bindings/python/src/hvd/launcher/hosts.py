@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
+from hvd.remote.errors import how_it_ended
+
+LONGEST_LIST = 1 << 20  # bytes of a script's output that are read
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 _WORDS = re.compile(r"([^\s:=]+)(?:\s*:\s*(\S+))?((?:\s+[\w-]+\s*=\s*\S+)*)\Z")
 
@@ -39,7 +46,10 @@ def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
         raise ValueError(f"the hostfile {os.fspath(path)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"the hostfile {os.fspath(path)} is not a text in UTF-8") from None
-    return _parse_lines(lines, os.fspath(path))
+    found = _parse_lines(lines, os.fspath(path))
+    if not found:
+        raise ValueError(f"{os.fspath(path)} names no host")
+    return found
 
 
 def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, int]]:
@@ -47,17 +57,78 @@ def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, i
 
     `script`: a file or, as with horovodrun, any shell command line.
     """
-    shell = not os.path.isfile(script)
-    command: str | list[str] = script if shell else [os.path.abspath(script)]
+    discovery = Discovery(script, slots)
     try:
-        done = subprocess.run(
-            command, shell=shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ValueError(f"--host-discovery-script {script} cannot be run: {error}") from None
-    if done.returncode != 0:
-        raise ValueError(f"--host-discovery-script {script} ended with exit code {done.returncode}")
-    return _parse_lines(done.stdout.decode("utf-8-sig", "replace").splitlines(), script, str(slots or 1))
+        while (found := discovery.poll()) is None:
+            time.sleep(0.01)
+    finally:
+        discovery.close()
+    if not found:
+        raise ValueError(f"{script} names no host")
+    return found
+
+
+class Discovery:
+    """Runs a discovery script once in each second, without waiting for it: see discovered_hosts."""
+
+    PERIOD, LONGEST, LOOK = 1.0, 30.0, 0.05  # seconds from start to start, for one run, and between two looks at it
+
+    def __init__(self, script: str, slots: int | None = None) -> None:
+        self.next = time.monotonic()  # when `poll` has something to do
+        self._script, self._slots = script, slots
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # a pipe could fill up
+        self._began = 0.0
+
+    def poll(self) -> list[tuple[str, int]] | None:
+        """The hosts, if the script has ended since the last call; none if it has printed none. Raises ValueError if it
+        has failed, takes too long, or prints something else.
+        """
+        now = time.monotonic()
+        if now < self.next:
+            return None
+        if self._process is None:
+            self._start()
+            self._began = now
+        assert self._process is not None
+        code = self._process.poll()
+        if code is None and now < self._began + self.LONGEST:
+            self.next = now + self.LOOK
+            return None
+        self._stop()
+        self.next = max(now, self._began + self.PERIOD)
+        if code is None:
+            raise ValueError(f"--host-discovery-script {self._script} has not ended within {self.LONGEST:g} s")
+        if code != 0:
+            raise ValueError(f"--host-discovery-script {self._script} {how_it_ended(code)}")
+        self._output.seek(0)
+        lines = self._output.read(LONGEST_LIST).decode("utf-8-sig", "replace").splitlines()
+        return _parse_lines(lines, self._script, str(self._slots or 1))
+
+    def close(self) -> None:
+        """Ends the script."""
+        self._stop()
+        self._output.close()
+
+    def _start(self) -> None:
+        shell = not os.path.isfile(self._script)
+        command: str | list[str] = self._script if shell else [os.path.abspath(self._script)]
+        self._output.seek(0)
+        self._output.truncate()
+        try:
+            self._process = subprocess.Popen(
+                command, shell=shell, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
+            )
+        except OSError as error:
+            self.next = time.monotonic() + self.PERIOD
+            raise ValueError(f"--host-discovery-script {self._script} cannot be run: {error}") from None
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # also what the script has started
+            self._process.wait()
+            self._process = None
 
 
 def _parse_lines(lines: Sequence[str], where: str, otherwise: str = "1") -> list[tuple[str, int]]:
@@ -73,8 +144,6 @@ def _parse_lines(lines: Sequence[str], where: str, otherwise: str = "1") -> list
         name, slots, settings = match.groups()
         given = dict(re.findall(r"([\w-]+)\s*=\s*(\S+)", settings))
         found.append(_host(name, slots or given.get("slots", otherwise), text, place))
-    if not found:
-        raise ValueError(f"{where} names no host")
     return merged(found)
 
 

@@ -17,6 +17,7 @@ from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.elastic import ElasticJob
+from hvd.launcher.hosts import Discovery
 from hvd.launcher.job import Job
 from hvd.launcher.rounds import Limits
 from hvd.launcher.streams import OnLine, Tee
@@ -48,6 +49,7 @@ def run_local(
     hosts: Sequence[tuple[str, int]] = (),
     restart: tuple[int, int] = (0, 0),
     elastic: Limits | None = None,
+    discovery: Discovery | None = None,
 ) -> list[int]:
     """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded: the
     number that each rank had at its start, which differs from its rank only in an elastic job.
@@ -74,6 +76,7 @@ def run_local(
     hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
     restart: the number of this start, for HVD_RESTART, and the most that there may be.
     elastic: the limits of a job that goes on when ranks fail; `np` is then the number of its slots. See rounds.py.
+    discovery: finds the names of this host in such a job, which may come and go; else they are those in `hosts`.
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes started by ranks end with them. Raises
     RankFailed for the first failed rank when all are gone; LaunchError if the ranks cannot be started; ValueError for
@@ -90,7 +93,8 @@ def run_local(
     shares = plan_ranks(np, pin, bind)
     if verbose:
         verbose(f"ranks are {planning.describe(shares)}")
-    names = [name for name, count in hosts for _ in range(count)] or ["localhost"] * np
+    listed = dict(hosts) or {"localhost": np}
+    names = [name for name, count in listed.items() for _ in range(count)]
     identity = new_identity()
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
@@ -103,7 +107,9 @@ def run_local(
             **torchrun.meeting(base, "127.0.0.1", stack),
         }
         show = on_line or printer or LinePrinter()
-        job = ElasticJob(base, show, tee, notify, elastic, names, identity) if elastic else Job(base, show, tee, notify)
+        job = Job(base, show, tee, notify)
+        if elastic:
+            job = ElasticJob(base, show, tee, notify, elastic, listed, discovery, identity)
         stack.callback(job.close)
         for rank in range(np):
             own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}

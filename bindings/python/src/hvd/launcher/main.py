@@ -114,7 +114,10 @@ def interrupt(number: int, _: Any) -> NoReturn:
 def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitStack) -> int:
     """Starts the ranks, on one host or on several, and waits for them. `stack` ends after the job."""
     env = {**os.environ, **settings.variables(vars(chosen))}
-    named = (chosen.hosts, chosen.hostfile, chosen.host_discovery_script, chosen.slots_per_host)
+    discovery = None
+    if chosen.elastic and chosen.host_discovery_script:
+        discovery = hosts.Discovery(chosen.host_discovery_script, chosen.slots_per_host)
+    named = (chosen.hosts, chosen.hostfile, None if discovery else chosen.host_discovery_script, chosen.slots_per_host)
     places = hosts.named_hosts(chosen.np, *named, most=chosen.max_num_proc)
     listed = places or [("localhost", chosen.max_num_proc)]
     several = chosen.mpi or (places is not None and not hosts.this_host_only(places))
@@ -144,7 +147,10 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         "verbose": speech.say if chosen.verbose else None,
     }
     if chosen.elastic:
-        common["elastic"] = Limits.of(chosen.min_num_proc, chosen.np, chosen.max_num_proc, chosen.reset_limit, env)
+        cooldown = chosen.blacklist_cooldown_range
+        slots = sum(count for _, count in listed)
+        common["elastic"] = Limits.of(chosen.min_num_proc, chosen.np, slots, chosen.reset_limit, cooldown, env)
+        common["discovery"] = discovery
     if several:
         common["waiting"] = speech.waiting
         common["ssh_port"] = chosen.ssh_port

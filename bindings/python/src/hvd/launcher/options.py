@@ -80,7 +80,7 @@ def make_parser() -> Parser:
     place = parser.add_argument_group("hosts")
     place.add_argument("-H", "--hosts", metavar="HOSTS", help="hosts and their slots, such as h1:4,h2:4")
     place.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one per line: h1 slots=4, or h1:4")
-    place.add_argument("--host-discovery-script", metavar="LINE", help="a command that prints them; it is run once")
+    place.add_argument("--host-discovery-script", metavar="LINE", help="a command that prints them")
     place.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of ssh on the hosts")
     place.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="a key for ssh")
     for name in ("--network-interfaces", "--network-interface"):
@@ -96,7 +96,7 @@ def make_parser() -> Parser:
     place.add_argument("--pin", metavar="POLICY", help=PIN_HELP)
     place.add_argument("--show-placement", action="store_true", help="print the CPUs and GPUs of ranks; start nothing")
     settings.add_to(parser)
-    add("--blacklist-cooldown-range", nargs=2, type=settings.whole, metavar=("MIN", "MAX"), help=argparse.SUPPRESS)
+    add("--blacklist-cooldown-range", nargs=2, type=settings.whole, metavar=("MIN", "MAX"), help="seconds after which a host whose ranks have failed gets ranks again (default: never)")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -172,6 +172,6 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     if not options.elastic:
         cases.append("with a fixed number of ranks")
     said = settings.warnings(vars(options), *cases)
-    if options.host_discovery_script:
-        said.append("--host-discovery-script is run once, at the start: elastic jobs run on one host")
+    if options.host_discovery_script and not options.elastic:
+        said.append("--host-discovery-script is run once, at the start; with --min-np or --max-np again and again")
     return options, said

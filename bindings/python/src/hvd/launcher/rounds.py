@@ -1,18 +1,21 @@
 """hvd/launcher/rounds.py: the rounds of an elastic job: who is in which, who is started again, and when the job ends.
 
-A job has slots, each with a worker or none. A worker that has called init waits for a place. A round begins when none of
-the workers of the round before is in it any more (each has ended, or asks for a new place), and enough of them ask. A
-worker that comes while a round is under way waits until the others have committed their state.
+A job has slots, each with a worker or none, on hosts that may come and go. A worker that has called init waits for a
+place. A round begins when none of the workers of the round before is in it any more (each has ended, or asks for a new
+place), and enough of them ask. A worker that comes while a round is under way waits until the others have committed
+their state; one whose host has gone stays until then.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hvd.core.rendezvous import ADDED
+from hvd.core.rendezvous import ADDED, REMOVED
 from hvd.launcher.settings import seconds_in
 from hvd.remote.errors import how_it_ended
 
@@ -22,7 +25,8 @@ STRIKES = 2  # failures in a slot, with no commit between them, after which its 
 @dataclass(frozen=True)
 class Limits:
     """The limits of an elastic job. `least` and `most` ranks; the first round waits for `first` of them. `timeout`: seconds
-    in which a round must begin. `resets`: the most rounds after the first; None for any number.
+    in which a round must begin. `resets`: the most rounds after the first; None for any number. `cooldown`: the least and
+    the most seconds after which a host that gets no more workers gets them again; None for never.
     """
 
     least: int
@@ -30,14 +34,20 @@ class Limits:
     most: int
     timeout: float = 600.0
     resets: int | None = None
+    cooldown: Sequence[float] | None = None
 
     @staticmethod
-    def of(least: int, first: int, most: int, resets: int | None, env: Mapping[str, str]) -> Limits:
-        """The same with the timeout that the environment has. Raises ValueError for an invalid one."""
+    def of(
+        least: int, first: int, most: int, resets: int | None, cooldown: Sequence[float] | None, env: Mapping[str, str]
+    ) -> Limits:
+        """The same, with the timeout that the environment has. Raises ValueError for invalid ones."""
         timeout = seconds_in(env, "HOROVOD_ELASTIC_TIMEOUT", 600.0)
         if not 0 < timeout <= 1e9:
             raise ValueError(f"HOROVOD_ELASTIC_TIMEOUT is {timeout:g}; allowed: more than 0, to 1000000000 seconds")
-        return Limits(least, first, most, timeout, resets)
+        if cooldown is not None and not (len(cooldown) == 2 and 1 <= cooldown[0] <= cooldown[1] <= 3600):
+            given = " ".join(f"{each:g}" for each in cooldown)
+            raise ValueError(f"the range of cooldowns is {given}; allowed: two numbers of seconds, from 1 to 3600, the smaller one first")
+        return Limits(least, first, most, timeout, resets, cooldown)
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Actions(Protocol):
         """Answers a worker of this round that there will be no other one."""
 
     def dismiss(self, slot: int) -> None:
-        """Answers a new worker that it is not needed."""
+        """Answers a worker that it is not needed, or not any more."""
 
     def succeed(self) -> None:
         """The job is over. Workers that are left are new ones, which are not needed."""
@@ -83,13 +93,15 @@ class _Worker:
     round: int = 0  # that it is in, or was in last; 0 for none
     rank: int = -1
     asking: bool = False
+    dismissed: bool = False  # it is about to end, and counts no more
 
 
 @dataclass
 class _Slot:
-    host: str
+    host: str = ""  # of its worker, or of the last one
     worker: _Worker | None = None
     strikes: int = 0
+    closed: bool = False  # its worker has ended without an error before it joined
 
 
 @dataclass
@@ -97,43 +109,71 @@ class Rounds:
     """A job's rounds. Its methods are called with what happens; it answers by `actions`, in no other thread."""
 
     limits: Limits
-    hosts: Sequence[str]  # of each slot
+    hosts: dict[str, int]  # and how many workers each can have, the oldest one first
     actions: Actions
+    fixed: bool = True  # whether the hosts stay as they are
     number: int = 0  # of the round
     ended: bool = False
     winners: dict[int, int] = field(default_factory=dict)  # the slots of the ranks that have ended without an error
     _slots: list[_Slot] = field(default_factory=list)
     _born: int = 0
     _size: int = 0  # of this round
-    _barred: dict[str, str] = field(default_factory=dict)  # hosts that get no more workers, and why
+    _barred: dict[str, tuple[str, float]] = field(default_factory=dict)  # hosts that get no workers: why, and until when
+    _times: dict[str, int] = field(default_factory=dict)  # how often that was so
     _first_failure: Failure | None = None  # of a rank of this round
     _failure: Failure | None = None  # the last one of any worker
     _succeeded: int | None = None  # the rank that did so first
-    _told: bool = False  # whether rank 0 knows of a worker that waits for the next round
+    _told: int = 0  # the changes that rank 0 knows of
     _since: float = 0.0  # when this round began to be awaited
 
     def begin(self) -> None:
         """Starts the first workers."""
-        self._slots = [_Slot(host) for host in self.hosts]
+        self._slots = [_Slot() for _ in range(self.limits.most)]
         self._since = time.monotonic()
-        for slot in range(len(self._slots)):
-            self._start(slot)
+        self._fill()
+
+    def found(self, hosts: Mapping[str, int]) -> None:
+        """The hosts that there are now. While none of them has a rank of this round, those that have them stay."""
+        now = {**{host: hosts[host] for host in self.hosts if host in hosts}, **hosts}
+        ours = {each.host for each in self._slots if each.worker in self._members()}
+        alone = bool(ours) and not ours & set(now)
+        if alone:
+            now = {**{host: count for host, count in self.hosts.items() if host in ours}, **now}
+        if self.ended or now == self.hosts:
+            return
+        before, self.hosts = self.hosts, now
+        changes = [f"{host} has {count} slot{'s' if count > 1 else ''}" for host, count in now.items() if count != before.get(host)]
+        changes += [f"{host} is gone" for host in before if host not in now]
+        self.actions.say("; ".join(changes) + ("; ranks go on where they are until others have their state" if alone else ""))
+        self._fill()
+        self._advance()
 
     def deadline(self) -> float | None:
         """When `tick` must be called at the latest, on time.monotonic()'s clock; None if nothing is awaited."""
+        times = [self._overdue(), *(until for _, until in self._barred.values())]
+        return None if self.ended or min(times) == math.inf else min(times)
+
+    def _overdue(self) -> float:
+        """When this round must have begun."""
         under_way = self._running() and not self._leaving()
-        return None if self.ended or under_way else self._since + self.limits.timeout
+        return math.inf if under_way else self._since + self.limits.timeout
 
     def tick(self) -> None:
-        """Ends a job for which too few workers have come in time."""
-        until = self.deadline()
-        if until is None or time.monotonic() < until:
+        """Lets hosts get workers again, and ends a job for which too few have come in time."""
+        now = time.monotonic()
+        for host in [host for host, (_, until) in self._barred.items() if now >= until]:
+            del self._barred[host]
+            for each in self._slots:
+                each.strikes *= each.host != host
+            self.actions.say(f"{host} gets ranks again")
+            self._fill()
+        if self.ended or now < self._overdue():
             return
         within = f"within {self.limits.timeout:g} s (--elastic-timeout)"
         if running := self._running():
             ranks = ", ".join(str(rank) for rank in sorted(worker.rank for worker in running))
             return self._fail(None, f"round {self.number} has failed, and rank(s) {ranks} did not notice it {within}")
-        self._fail(None, f"{len(self._asking())} of the {self._need()} ranks that this job needs have come {within}")
+        self._fail(None, f"{len(self._asking())} of the {self._need()} ranks that this job needs have come {within}{self._bars()}")
 
     def asked(self, slot: int) -> None:
         """A worker has called init, or calls it again."""
@@ -163,7 +203,11 @@ class Rounds:
             return
         if self._succeeded is not None and worker.round != self.number:
             return  # it was not needed
+        if worker.dismissed:
+            self._fill()
+            return
         if code == 0 and worker.round == 0:
+            here.closed = True
             if self.number:
                 self.actions.say(f"{self._name(slot, worker)} has ended without an error before it joined; its place stays free")
         elif code == 0:
@@ -180,18 +224,18 @@ class Rounds:
         if self.ended:
             return
         # Without any round: they were programs that do not use hvd.
-        over = not self._members() if self._succeeded is not None else not any(each.worker for each in self._slots)
+        over = not self._members() if self._succeeded is not None else not self._workers() and not self.number
         if over:
             self.ended = True
             for late, each in enumerate(self._slots):
-                if each.worker:
+                if each.worker and not each.worker.dismissed:
                     self.actions.say(f"the new process in slot {late} came too late and was not needed")
             return self.actions.succeed()
         if self._enough():
             self._advance()
 
     def _lose(self, slot: int, worker: _Worker, code: int) -> None:
-        """A worker has failed: another one takes its slot, unless that cannot help."""
+        """A worker has failed: another one starts, unless that cannot help."""
         here = self._slots[slot]
         here.strikes += 1
         failure = Failure(slot, self._name(slot, worker), code)
@@ -204,23 +248,40 @@ class Rounds:
             return self._fail(self._first_failure, f"and {others}")
         sentence = f"{failure.who} {how_it_ended(code)}"
         if here.strikes >= STRIKES and here.host not in self._barred:
-            self._barred[here.host] = f"{STRIKES} failures in slot {slot}, the last one at {time.strftime('%H:%M:%S')}"
-            sentence += f"; {here.host} gets no more ranks after {self._barred[here.host]}"
-        if here.host not in self._barred:
-            self._start(slot)
-            sentence += "; another one starts in its place"
+            sentence += f"; {self._bar(here.host, slot)}"
+        if started := self._fill():
+            sentence += "; another one starts in "
+            sentence += "its place" if slot in started else f"slot {started[0]} on {self._slots[started[0]].host}"
         left = f"{len(mates)} rank{'s are' if len(mates) > 1 else ' is'} left"
         self.actions.say(f"{sentence}; {left}" if self.number else sentence)
 
+    def _bar(self, host: str, slot: int) -> str:
+        """Lets a host get no more workers, for a while or for ever; a sentence about that."""
+        why = f"{STRIKES} failures in slot {slot}, the last one at {time.strftime('%H:%M:%S')}"
+        seconds = math.inf
+        if self.limits.cooldown is not None:
+            least, most = self.limits.cooldown
+            seconds = least * 2.0 ** min(self._times.get(host, 0), 12)
+            seconds = min(most, seconds * random.uniform(1, 1.1))  # hosts barred together do not come back together
+        self._times[host] = self._times.get(host, 0) + 1
+        self._barred[host] = (why, time.monotonic() + seconds)
+        return f"{host} gets no more ranks " + (f"for {seconds:.0f} s " if seconds < math.inf else "") + f"after {why}"
+
+    def _bars(self) -> str:
+        """The hosts that get no more workers, to be added to a sentence."""
+        barred = "; ".join(f"{host} gets no more ranks after {why}" for host, (why, _) in self._barred.items())
+        return f": {barred}" if barred else ""
+
     def _enough(self) -> bool:
         """Whether enough workers can still come together; if not, ends the job."""
-        possible, need = sum(each.worker is not None for each in self._slots), self._need()
+        possible, need = len(self._workers()), self._need()
         if possible >= need or self._succeeded is not None:
             return True
         if not self._barred and not self._asking():
             return True  # programs that do not use hvd, or ranks that have still to notice a loss
-        barred = "; ".join(f"{host} gets no more ranks after {why}" for host, why in self._barred.items())
-        why = f"{possible} of the {need} ranks that this job needs can run" + (f": {barred}" if barred else "")
+        if not self.fixed or any(until < math.inf for _, until in self._barred.values()):
+            return True  # others may come in time
+        why = f"{possible} of the {need} ranks that this job needs can run{self._bars()}"
         failure = self._first_failure or self._failure
         self._fail(failure, f"and {why}" if failure else why)
         return False
@@ -232,14 +293,41 @@ class Rounds:
             return f"a new process in slot {slot} on {host}"
         return f"rank {worker.rank} of {self._size} on {host} (slot {slot}, round {worker.round})"
 
-    def _start(self, slot: int) -> None:
-        self._slots[slot].worker = _Worker(self._born)
-        self._born += 1
-        self.actions.start(slot)
+    def _fill(self) -> list[int]:
+        """Starts workers where hosts can have more, and returns their slots."""
+        started = []
+        for host, count in self.hosts.items():
+            here = [slot for slot, _ in self._workers() if self._slots[slot].host == host]
+            closed = sum(each.closed and each.host == host for each in self._slots)
+            free = [slot for slot, each in enumerate(self._slots) if each.worker is None and not each.closed]
+            free.sort(key=lambda slot: self._slots[slot].host != host)
+            for slot in [] if host in self._barred else free[: max(0, count - len(here) - closed)]:
+                if self._slots[slot].host != host:
+                    self._slots[slot] = _Slot(host)
+                self._slots[slot].worker = _Worker(self._born)
+                self._born += 1
+                self.actions.start(slot)
+                started.append(slot)
+        return started
+
+    def _workers(self) -> list[tuple[int, _Worker]]:
+        """All that are not dismissed, with their slots, the oldest first."""
+        found = [(slot, each.worker) for slot, each in enumerate(self._slots) if each.worker and not each.worker.dismissed]
+        return sorted(found, key=lambda one: one[1].born)
+
+    def _unwanted(self) -> list[tuple[int, _Worker]]:
+        """Those of them for which their hosts have no slot any more: the youngest ones."""
+        left, found = dict(self.hosts), []
+        for slot, worker in self._workers():
+            host = self._slots[slot].host
+            left[host] = left.get(host, 0) - 1
+            if left[host] < 0:
+                found.append((slot, worker))
+        return found
 
     def _members(self) -> list[_Worker]:
         """The workers of the last round that have not ended; before the first round, none."""
-        return [each.worker for each in self._slots if each.worker and each.worker.round == self.number > 0]
+        return [worker for _, worker in self._workers() if worker.round == self.number > 0]
 
     def _running(self) -> list[_Worker]:
         """Those of them that do not ask for the next round."""
@@ -259,17 +347,24 @@ class Rounds:
 
     def _asking(self) -> list[tuple[int, _Worker]]:
         """The workers that wait for a place, with their slots, the oldest first."""
-        found = [(slot, each.worker) for slot, each in enumerate(self._slots) if each.worker and each.worker.asking]
-        return sorted(found, key=lambda one: one[1].born)
+        return [one for one in self._workers() if one[1].asking]
 
     def _advance(self) -> None:
-        """Begins the next round, if it can begin; or tells rank 0 of workers that wait for it."""
-        if running := self._running():
-            news = [worker for _, worker in self._asking() if worker.round != self.number]
-            first = next((slot for slot, each in enumerate(self._slots) if each.worker in running and each.worker.rank == 0), None)
-            if news and not self._told and first is not None and len(running) < self.limits.most and not self._used_up():
-                self._told = True
-                self.actions.change(first, ADDED)
+        """Begins the next round, if it can begin; or tells rank 0 that it should."""
+        running, unwanted = self._running(), self._unwanted()
+        for slot, worker in unwanted:
+            if worker.asking and (worker.round < self.number or not running):
+                worker.dismissed = True
+                self.actions.dismiss(slot)
+        if running:
+            news = any(worker.round < self.number for _, worker in self._asking())
+            gone = [worker for _, worker in unwanted if worker.round == self.number]
+            room = len(self._members()) - len(gone) < self.limits.most
+            change = (ADDED if news and room else 0) | (REMOVED if gone else 0)
+            first = next((slot for slot, worker in self._workers() if worker in running and worker.rank == 0), None)
+            if change & ~self._told and first is not None and not self._used_up():
+                self._told |= change
+                self.actions.change(first, change)
             return
         ready = self._asking()[: self.limits.most]
         if len(ready) < self._need() or self._succeeded is not None:
@@ -279,7 +374,7 @@ class Rounds:
         self.number += 1
         self._size = len(ready)
         self._first_failure = None
-        self._told = False
+        self._told = 0
         self._since = time.monotonic()
         before = sum(worker.round > 0 for _, worker in ready)
         by_host = dict.fromkeys(self._slots[slot].host for slot, _ in ready)  # the host of the oldest is the first

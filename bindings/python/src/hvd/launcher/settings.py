@@ -117,7 +117,7 @@ IDLE = {
     "log-with-timestamp": Idle("ranks log without a time; use --prefix-output-with-timestamp"),
     "elastic-timeout": _FIXED,
     "reset-limit": _FIXED,
-    "blacklist-cooldown-range": Idle("a host that has got no more ranks gets none later", argument="cooldown_range"),
+    "blacklist-cooldown-range": Idle(_FIXED.why, _FIXED.when, "cooldown_range"),
     "disable-cache": Idle("nothing is cached between starts"),
     "gloo": Idle("ranks of one host talk through shared memory", "on one host", "use_gloo"),
     "jsrun": Idle("ranks on several hosts are started by MPICH's mpiexec, or by ssh"),
