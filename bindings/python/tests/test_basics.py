@@ -621,3 +621,11 @@ def test_bad_slurm(wrong: str) -> None:
 def test_bad_environment() -> None:
     done = run_alone("import hvd; hvd.init()", HOROVOD_FUSION_THRESHOLD="much")
     assert done.returncode == 1 and 'ValueError: hvd: HOROVOD_FUSION_THRESHOLD="much"' in done.stderr
+
+
+@pytest.mark.parametrize("name", ["torch", "tensorflow", "jax"])
+def test_a_folder_with_the_name_of_a_framework(name: str) -> None:
+    """Where the framework is not installed, Python makes a module of the folder; the error says where it is."""
+    code = f"import sys, types; sys.modules[{name!r}] = found = types.ModuleType({name!r}); found.__path__ = ['/here/{name}']; import hvd.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and f"/here/{name} is another folder of that name" in done.stderr, done.stderr

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from hvd.core import job, rendezvous
 from hvd.core.handles import settle
-from hvd.core.objects import broadcast_number
+from hvd.core.objects import allgather_object, broadcast_number, pickle_object
 from hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -101,12 +101,43 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Copies the values of rank 0, and saves them."""
+        """Copies the values of rank 0, and saves them.
+
+        Errors: ValueError on all ranks if their states have different attributes; TypeError on rank 0, and
+        HorovodInternalError on the others, for an attribute that cannot be pickled.
+        """
+        if job.is_initialized():
+            _check_names(allgather_object(sorted(self._saved), name="elastic_names"))
         if self._saved:
             values = {name: getattr(self, name) for name in self._saved}
-            for name, value in self._bcast_object(values, root_rank=0, name="elastic_state").items():
+            try:
+                values = self._bcast_object(values, root_rank=0, name="elastic_state")
+            except HorovodInternalError:
+                raise
+            except Exception as error:
+                raise TypeError(f"hvd: the state cannot be broadcast: {_culprits(values) or error}") from error
+            for name, value in values.items():
                 setattr(self, name, value)
             self.save()
+
+
+def _check_names(names: list[list[str]]) -> None:
+    """Raises ValueError if the ranks' states have different attributes."""
+    for rank, own in enumerate(names):
+        if own != names[0]:
+            only = [f"{name!r} on rank {r} only" for r, other in ((0, own), (rank, names[0])) for name in names[r] if name not in other]
+            raise ValueError(f"hvd: the states of ranks 0 and {rank} have different attributes: {', '.join(only)}")
+
+
+def _culprits(values: dict[str, Any]) -> str:
+    """The values that cannot be pickled, with their errors."""
+    found = []
+    for name, value in values.items():
+        try:
+            pickle_object(value)
+        except Exception as error:
+            found.append(f"attribute {name!r}: {error}")
+    return "; ".join(found)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -50,6 +51,28 @@ def check_run() -> None:
 
 def test_run(ranks: Any) -> None:
     ranks.run(check_run)
+
+
+def check_states_that_cannot_be_copied() -> None:
+    r, n = hvd.rank(), hvd.size()
+
+    def state(**values: Any) -> Any:
+        return hvd.elastic.TorchState(epoch=0, **values)
+
+    if n > 1:
+        with pytest.raises(ValueError, match=f"states of ranks 0 and {n - 1} .*: 'step' on rank 0 only, 'steps' on rank {n - 1} only"):
+            state(**({"steps": r} if r == n - 1 else {"step": r})).sync()
+    mine = state(lock=threading.Lock() if r == 0 else None, step=0)
+    kind, text = (TypeError, "attribute 'lock': .*lock") if r == 0 else (hvd.HorovodInternalError, "rank 0 could not pickle")
+    with pytest.raises(kind, match=text):
+        mine.sync()
+    last = state(step=r)
+    last.sync()
+    assert last.step == 0
+
+
+def test_states_that_cannot_be_copied(ranks: Any) -> None:
+    ranks.run(check_states_that_cannot_be_copied)
 
 
 # Of 11 samples, by seed + epoch: what Horovod 0.28.1 gives.

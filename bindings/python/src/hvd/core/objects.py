@@ -66,7 +66,8 @@ def _allgather(array: Array, name: str, process_set: ProcessSet) -> Array:
     return result_of(_collectives.allgather([array], True, name, process_set, wake=False))
 
 
-def _dump(obj: Any) -> Array:
+def pickle_object(obj: Any) -> Array:
+    """The bytes of an object, as broadcast_object sends them."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # only here: it takes 30 ms to load
 
     buffer = io.BytesIO()
@@ -96,7 +97,7 @@ def broadcast_object(
     data: Array = (ctypes.c_uint8 * 0)()
     if root:
         try:
-            data = _dump(obj)
+            data = pickle_object(obj)
         except Exception as e:  # the other ranks wait for the length: -1 means failure
             failure = e
     length = int(_broadcast(_length(-1 if failure else len(data)), root_rank, f"{name}.length", process_set)[0])
@@ -122,7 +123,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     failure = None
     data: Array = (ctypes.c_uint8 * 0)()
     try:
-        data = _dump(obj)
+        data = pickle_object(obj)
     except Exception as e:
         failure = e
     lengths = [int(n) for n in _allgather(_length(-1 if failure else len(data)), f"{name}.length", process_set)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from hvd.horovod_runner.log import log_to_driver
@@ -13,13 +14,11 @@ from hvd.horovod_runner.log import log_to_driver
 
 def _keras_callback() -> type:
     """Keras's Callback. Prefers TensorFlow's Keras, which may be a different one; `object` if there is no Keras."""
-    if find_spec("tensorflow") is not None:
-        from tensorflow.keras.callbacks import Callback  # type: ignore[import, unused-ignore]
-    elif find_spec("keras") is not None:
-        from keras.callbacks import Callback  # type: ignore[import, unused-ignore]
-    else:
-        return object
-    return Callback  # type: ignore[no-any-return, unused-ignore]
+    for name in ("tensorflow.keras.callbacks", "keras.callbacks"):
+        with contextlib.suppress(ModuleNotFoundError):
+            found: type = importlib.import_module(name).Callback
+            return found
+    return object
 
 
 class LogCallback(_keras_callback()):  # type: ignore[misc]

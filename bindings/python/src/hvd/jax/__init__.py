@@ -10,6 +10,9 @@ from __future__ import annotations
 
 try:
     import jax as _jax
+
+    if not hasattr(_jax, "__version__"):
+        raise ImportError(f"{list(_jax.__path__)[0]} is another folder of that name")
 except ImportError as e:
     raise ImportError(f"hvd.jax needs JAX, and that cannot be imported ({e}): pip install jax") from e
 if tuple(int(part) for part in _jax.__version__.split(".")[:2]) < (0, 10):

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 try:
     import tensorflow as _tf
+
+    if not hasattr(_tf, "__version__"):
+        raise ImportError(f"{list(_tf.__path__)[0]} is another folder of that name")
 except ImportError as e:
     raise ImportError(
         f"hvd.tensorflow needs TensorFlow, and that cannot be imported ({e}): pip install tensorflow"

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import torch as _torch
 
+if not hasattr(_torch, "__version__"):
+    raise ImportError(f"hvd.torch needs PyTorch, and {list(_torch.__path__)[0]} is another folder of that name: pip install torch")
+
+
 from hvd.api import barrier, join
 from hvd.core.built import (
     ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mlsl_built, mpi_built, mpi_enabled,
