@@ -19,7 +19,7 @@ namespace hvd::inline HVD_ABI::detail {
 
 /// The start of a job; the same on all ranks except for the offset.
 struct job_clock {
-  std::uint64_t job = 0;       ///< a random number from rank 0
+  std::uint64_t job = 0;       ///< a number of the job's own, from rank 0
   std::int64_t steady_ns = 0;  ///< rank 0's steady clock at the start
   std::int64_t epoch_us = 0;   ///< and its system clock, in microseconds since 1970
   std::int64_t offset_ns = 0;  ///< this rank's steady clock plus this is rank 0's
@@ -41,8 +41,8 @@ bool has_common_memory(T& comm) {
 /// quickest of 8 answers, and assume that question and answer took equally long (F. Cristian, "Probabilistic clock
 /// synchronization", 1989). Cost: 8 round trips for each rank, one rank after the other.
 template <PointToPoint T>
-job_clock agree_on_clock(T& comm, std::uint64_t random) {
-  job_clock c{random, steady_now(),
+job_clock agree_on_clock(T& comm, std::uint64_t job) {
+  job_clock c{job, steady_now(),
               std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
                   .count(),
               0};

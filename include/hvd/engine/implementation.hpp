@@ -2,6 +2,7 @@
 #pragma once
 
 #include <hvd/detail/random_word.hpp>
+#include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/basic_engine.hpp>
 #include <hvd/engine/clock.hpp>
 #include <hvd/engine/erased_device.hpp>
@@ -27,8 +28,10 @@ namespace hvd::inline HVD_ABI {
 HVD_INLINE BasicEngine::BasicEngine(detail::erased_transport& comm, engine_options opts,
                                     std::unique_ptr<detail::erased_device> device)
     : rank_(comm.rank()), size_(comm.size()),
-      sets_(std::make_unique<detail::process_sets>(rank_, size_, detail::agree_on_clock(comm, detail::random_word()),
-                                                   opts)) {
+      sets_(std::make_unique<detail::process_sets>(
+          rank_, size_,
+          detail::agree_on_clock(comm, opts.launch.empty() ? detail::random_word() : detail::text_hash(opts.launch)),
+          opts)) {
   comm.require_engine();
   if (device != nullptr && comm.simulated()) {
     detail::fail(error_kind::unsupported, {"Engine on rank ", rank_, " of ", size_,

@@ -39,6 +39,8 @@ struct engine_options {
   std::function<void(const std::string&)> report{};
 
   std::string timeline{};  ///< HOROVOD_TIMELINE: a file; empty or DYNAMIC: none at the start
+  /// HVD_LAUNCH: engines of one launch, made one after the other, continue the file; empty: each begins it.
+  std::string launch{};
   /// Several engines of a process record in this one, which its owner starts and stops; null: each has its own.
   std::shared_ptr<Timeline> records_in{};
   bool mark_cycles = false;  ///< HOROVOD_TIMELINE_MARK_CYCLES
@@ -92,6 +94,7 @@ struct engine_options {
       }
     }
     if (const auto value = variable("HOROVOD_TIMELINE"); value && *value != "DYNAMIC") o.timeline = *value;
+    if (const auto value = variable("HVD_LAUNCH")) o.launch = *value;
     flag("HOROVOD_TIMELINE_MARK_CYCLES", o.mark_cycles);
     if (const auto value = variable("HOROVOD_HOSTNAME"); value && *value != "localhost") o.host = *value;
     flag("HOROVOD_AUTOTUNE", o.autotune);

@@ -117,6 +117,14 @@ def test_a_host_has_slots_for_more_ranks(elastic):
     assert set(check_end(done, {3})) == {2, 3}
 
 
+def test_a_timeline_has_all_rounds(elastic, tmp_path):
+    done = elastic("-np", "2", "--min-np", "2", FAIL="1.0:7:kill", HOROVOD_TIMELINE="timeline.json")
+    (steps,) = {one[4] for one in results(done)}
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    ends = [event for event in events if event["name"] == "NEGOTIATE_ALLREDUCE" and event["ph"] == "B"]
+    assert len(ends) >= 2 * steps, (len(ends), steps)
+
+
 def test_the_last_ranks_finish_without_the_new_one(elastic):
     done = elastic("-np", "2", "--min-np", "1", FAIL="1.0:57:kill", PAUSE="0")
     sizes = check_end(done, {1, 2})
