@@ -59,7 +59,7 @@ class State:
             return
         change = broadcast_number(meeting.change() if job.rank() == 0 else 0, "elastic_change")
         if change:
-            raise HostsUpdatedInterrupt(skip_sync=change == rendezvous.REMOVED)
+            raise HostsUpdatedInterrupt()  # without skip_sync: the next round may have new ranks whatever has changed
 
     def save(self) -> None:
         """Saves the current state."""
@@ -101,13 +101,21 @@ class ObjectState(State):
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Copies the values of rank 0, and saves them.
+        """Copies the state of rank 0 to all ranks, and saves it.
 
         Errors: ValueError on all ranks if their states have different attributes; TypeError on rank 0, and
         HorovodInternalError on the others, for an attribute that cannot be pickled.
         """
         if job.is_initialized():
-            _check_names(allgather_object(sorted(self._saved), name="elastic_names"))
+            _check_names(allgather_object(self._names(), name="elastic_names"))
+        self._sync_now()
+
+    def _names(self) -> list[str]:
+        """The names of its attributes, which are the same on all ranks."""
+        return sorted(self._saved)
+
+    def _sync_now(self) -> None:
+        """Synchronises everything. The ranks have the same attributes."""
         if self._saved:
             values = {name: getattr(self, name) for name in self._saved}
             try:
@@ -167,6 +175,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     state.on_reset()
                 if not same:
                     state.sync()
+                    if meeting := rendezvous.current():
+                        meeting.synchronised()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
                 state.restore()

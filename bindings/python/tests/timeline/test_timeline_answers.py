@@ -244,6 +244,19 @@ def test_the_ranks_of_a_process_set_that_the_file_tells(tmp_path: Path) -> None:
     )
 
 
+def test_ranks_of_an_earlier_round_are_awaited_no_more(tmp_path: Path) -> None:
+    lines = Lines()
+    for rank in range(3):
+        lines.rank(rank, size=3).begin("a", rank, "NEGOTIATE_ALLREDUCE", 1e6)
+    for rank in range(2):
+        lines.rank(rank, size=2)
+    lines.begin("b", 0, "NEGOTIATE_ALLREDUCE", 2e6)
+    found = ask(lines, tmp_path, 10.0)
+    assert found["size"] == 2 and [one["rank"] for one in found["ranks"]] == [0, 1]
+    (one,) = found["waiting"]
+    assert one["without"] == [1] and one["tensor"] == "b"
+
+
 def test_groups_of_two_of_four_ranks(tmp_path: Path) -> None:
     lines = ranked(4)
     training(lines, 4, 1.0, negotiate=False)

@@ -72,6 +72,10 @@ class Rendezvous:
             self._committed = True
             self._send(committed=True)
 
+    def synchronised(self) -> None:
+        """Tells the launcher that this worker has the job's state."""
+        self._send(synchronised=True)
+
     def _send(self, **words: Any) -> None:
         with contextlib.suppress(OSError):  # what the launcher has said before it closed the connection comes by _read
             self._socket.sendall(json.dumps(words).encode() + b"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import time
@@ -15,9 +14,12 @@ from hvd.horovod_runner.log import log_to_driver
 def _keras_callback() -> type:
     """Keras's Callback. Prefers TensorFlow's Keras, which may be a different one; `object` if there is no Keras."""
     for name in ("tensorflow.keras.callbacks", "keras.callbacks"):
-        with contextlib.suppress(ModuleNotFoundError):
+        try:
             found: type = importlib.import_module(name).Callback
             return found
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):  # it is there, and something else is missing
+                raise
     return object
 
 

@@ -42,9 +42,8 @@ class KerasState(ObjectState):
             variable.assign(value)
         super().restore()
 
-    def sync(self) -> None:
-        """Copies the state of rank 0 to all ranks."""
+    def _sync_now(self) -> None:
         BACKEND.broadcast(variables_of(self.model, self.optimizer), 0)
         settle()
         self._save_variables()
-        super().sync()
+        super()._sync_now()

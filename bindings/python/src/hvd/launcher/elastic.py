@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from hvd.core.rendezvous import ADDRESS, SECRET, SLOT
+from hvd.launcher.command import Program
 from hvd.launcher.hosts import Discovery, is_local
 from hvd.launcher.job import Job
 from hvd.launcher.outcome import Outcome
@@ -53,6 +54,8 @@ class ElasticJob(Job):
         self.elastic = True
         self._rounds = Rounds(limits, {} if discovery else dict(hosts), self, fixed=discovery is None)
         self._discovery = discovery
+        self._listed: list[tuple[str, int]] | None = None  # what it has found at last
+        self._ours: set[str] = set()  # names of this host
         self._complaint: str | None = None  # of the discovery, at last; None before it has found hosts
         self._name = identity["HVD_JOB"]
         self._secret = secrets.token_hex(16)
@@ -62,6 +65,11 @@ class ElasticJob(Job):
         self._lines: dict[int, _Line] = {}  # of the worker in each slot
         self._listener = socket.socket(socket.AF_UNIX)
         self._selector: selectors.BaseSelector | None = None
+
+    def add(self, program: Program) -> None:
+        """See Job.add. The rounds have their own deadline."""
+        super().add(program)
+        self.expected = 0
 
     def variables(self, index: int) -> dict[str, str]:
         """See Job.variables."""
@@ -94,6 +102,8 @@ class ElasticJob(Job):
         """See Job.exited."""
         if index in self._lines:
             self._close(self._lines[index])
+        for line in list(self._lines.values()):  # what the others have told before
+            self._receive(line)
         if self._outcome.settled() or self._refusal:
             super().exited(index, code)
         else:
@@ -101,6 +111,8 @@ class ElasticJob(Job):
 
     def attend_until(self) -> float | None:
         """See Job.attend_until."""
+        if self._outcome.settled() or self._refusal:
+            return None
         times = [self._rounds.deadline(), self._discovery.next if self._discovery else None]
         return min((each for each in times if each is not None), default=None)
 
@@ -115,16 +127,17 @@ class ElasticJob(Job):
         """Tells the rounds of changes of the hosts. The first failure of the script ends the job, later ones are said."""
         try:
             found = discovery.poll()
-            if found is None:
+            if found is None or found == self._listed:
                 return
-            hosts = {name: count for name, count in found if is_local(name)}
-            others = ", ".join(name for name, _ in found if name not in hosts)
+            self._listed = found
+            self._ours |= {name for name, _ in found if name not in self._ours and is_local(name)}  # may ask a name server
+            others = ", ".join(name for name, _ in found if name not in self._ours)
             complaint = f"elastic jobs run on one host so far, so the ranks cannot use {others}" if others else ""
-            self._rounds.found(hosts)
+            self._rounds.found({name: count for name, count in found if name in self._ours})
         except ValueError as error:
             if self._complaint is None:
                 return self.refuse(str(error))
-            complaint = f"{error}; the hosts stay as they are"
+            complaint, self._listed = f"{error}; the hosts stay as they are", None
         if complaint and complaint != self._complaint:
             self.say(complaint)
         self._complaint = complaint
@@ -182,7 +195,9 @@ class ElasticJob(Job):
 
     def _receive(self, line: _Line) -> None:
         try:
-            data = line.socket.recv(LONGEST)
+            data = line.socket.recv(LONGEST, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         line.rest += data
@@ -211,6 +226,8 @@ class ElasticJob(Job):
             self._rounds.asked(line.slot)
         elif words.get("committed"):
             self._rounds.committed(line.slot)
+        elif words.get("synchronised"):
+            self._rounds.synchronised(line.slot)
         return True
 
     def _tell(self, slot: int, **words: Any) -> None:

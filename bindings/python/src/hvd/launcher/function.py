@@ -61,7 +61,7 @@ def run(
     ranks fail, if func uses hvd.elastic.run. The results are those of the ranks in the last round.
 
     ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job on several hosts, num_proc outside of
-    min_num_proc to max_num_proc, an invalid HOROVOD_ELASTIC_TIMEOUT. LaunchError: a host cannot be reached,
+    min_num_proc to max_num_proc, an invalid cooldown_range or HOROVOD_ELASTIC_TIMEOUT. LaunchError: a host cannot be reached,
     or the ranks cannot be started. TypeError: an object cannot be pickled; the text contains the path to it. RankError:
     func raised an exception on a rank; the text contains the rank's traceback, and the exception is the cause.
     RankFailed: the process of a rank was ended.

@@ -53,7 +53,7 @@ def parse_hostfile(path: str | os.PathLike[str]) -> list[tuple[str, int]]:
 
 
 def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, int]]:
-    """Hosts printed by a Horovod discovery script, one on a line: `host:slots`, or `host` if `slots` is given.
+    """Hosts printed by a Horovod discovery script, one on a line: `host:slots`, or `host` with `slots`, by default one.
 
     `script`: a file or, as with horovodrun, any shell command line.
     """
@@ -77,7 +77,7 @@ class Discovery:
         self.next = time.monotonic()  # when `poll` has something to do
         self._script, self._slots = script, slots
         self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # a pipe could fill up
+        self._output: IO[bytes] | None = None  # a file, because a pipe could fill up
         self._began = 0.0
 
     def poll(self) -> list[tuple[str, int]] | None:
@@ -90,44 +90,43 @@ class Discovery:
         if self._process is None:
             self._start()
             self._began = now
-        assert self._process is not None
+        assert self._process is not None and self._output is not None
         code = self._process.poll()
         if code is None and now < self._began + self.LONGEST:
             self.next = now + self.LOOK
             return None
-        self._stop()
+        self._output.seek(0)
+        lines = self._output.read(LONGEST_LIST).decode("utf-8-sig", "replace").splitlines()
+        self.close()
         self.next = max(now, self._began + self.PERIOD)
         if code is None:
             raise ValueError(f"--host-discovery-script {self._script} has not ended within {self.LONGEST:g} s")
         if code != 0:
             raise ValueError(f"--host-discovery-script {self._script} {how_it_ended(code)}")
-        self._output.seek(0)
-        lines = self._output.read(LONGEST_LIST).decode("utf-8-sig", "replace").splitlines()
         return _parse_lines(lines, self._script, str(self._slots or 1))
-
-    def close(self) -> None:
-        """Ends the script."""
-        self._stop()
-        self._output.close()
 
     def _start(self) -> None:
         shell = not os.path.isfile(self._script)
         command: str | list[str] = self._script if shell else [os.path.abspath(self._script)]
-        self._output.seek(0)
-        self._output.truncate()
+        self._output = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
                 command, shell=shell, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
             )
         except OSError as error:
+            self.close()
             self.next = time.monotonic() + self.PERIOD
             raise ValueError(f"--host-discovery-script {self._script} cannot be run: {error}") from None
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Ends the script."""
+        if self._output is not None:
+            self._output.close()
+            self._output = None
         if self._process is not None:
-            with contextlib.suppress(OSError):
+            if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)  # also what the script has started
-            self._process.wait()
+                self._process.wait()
             self._process = None
 
 

@@ -107,9 +107,8 @@ def run_local(
             **torchrun.meeting(base, "127.0.0.1", stack),
         }
         show = on_line or printer or LinePrinter()
-        job = Job(base, show, tee, notify)
-        if elastic:
-            job = ElasticJob(base, show, tee, notify, elastic, listed, discovery, identity)
+        common_to_jobs = (base, show, tee, notify)
+        job = ElasticJob(*common_to_jobs, elastic, listed, discovery, identity) if elastic else Job(*common_to_jobs)
         stack.callback(job.close)
         for rank in range(np):
             own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}

@@ -3,7 +3,8 @@
 A job has slots, each with a worker or none, on hosts that may come and go. A worker that has called init waits for a
 place. A round begins when none of the workers of the round before is in it any more (each has ended, or asks for a new
 place), and enough of them ask. A worker that comes while a round is under way waits until the others have committed
-their state; one whose host has gone stays until then.
+their state; one whose slot has gone stays until then. At least one worker that has the state of the job stays as long as
+no other has it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Actions(Protocol):
 class _Worker:
     born: int  # the order in which workers were started
     round: int = 0  # that it is in, or was in last; 0 for none
+    first: float = math.inf  # its first round
     rank: int = -1
+    has_state: bool = False  # the job's
     asking: bool = False
     dismissed: bool = False  # it is about to end, and counts no more
 
@@ -118,7 +121,7 @@ class Rounds:
     _slots: list[_Slot] = field(default_factory=list)
     _born: int = 0
     _size: int = 0  # of this round
-    _barred: dict[str, tuple[str, float]] = field(default_factory=dict)  # hosts that get no workers: why, and until when
+    _barred: dict[str, tuple[str, float]] = field(default_factory=dict)  # hosts that get no workers: a sentence, until when
     _times: dict[str, int] = field(default_factory=dict)  # how often that was so
     _first_failure: Failure | None = None  # of a rank of this round
     _failure: Failure | None = None  # the last one of any worker
@@ -133,18 +136,16 @@ class Rounds:
         self._fill()
 
     def found(self, hosts: Mapping[str, int]) -> None:
-        """The hosts that there are now. While none of them has a rank of this round, those that have them stay."""
-        now = {**{host: hosts[host] for host in self.hosts if host in hosts}, **hosts}
-        ours = {each.host for each in self._slots if each.worker in self._members()}
-        alone = bool(ours) and not ours & set(now)
-        if alone:
-            now = {**{host: count for host, count in self.hosts.items() if host in ours}, **now}
-        if self.ended or now == self.hosts:
+        """The hosts that there are now."""
+        if self.ended or self._succeeded is not None or hosts == self.hosts:
             return
-        before, self.hosts = self.hosts, now
-        changes = [f"{host} has {count} slot{'s' if count > 1 else ''}" for host, count in now.items() if count != before.get(host)]
-        changes += [f"{host} is gone" for host in before if host not in now]
-        self.actions.say("; ".join(changes) + ("; ranks go on where they are until others have their state" if alone else ""))
+        before = self.hosts
+        self.hosts = {**{host: hosts[host] for host in before if host in hosts}, **hosts}
+        changes = [f"{host} has {count} slot{'s' if count > 1 else ''}" for host, count in hosts.items() if count != before.get(host)]
+        changes += [f"{host} is gone" for host in before if host not in hosts]
+        self.actions.say("; ".join(changes))
+        for each in self._slots:
+            each.closed = each.closed and each.host in hosts
         self._fill()
         self._advance()
 
@@ -165,22 +166,23 @@ class Rounds:
             del self._barred[host]
             for each in self._slots:
                 each.strikes *= each.host != host
-            self.actions.say(f"{host} gets ranks again")
-            self._fill()
+            if host in self.hosts and not self.ended:
+                self.actions.say(f"{host} gets ranks again")
+                self._fill()
         if self.ended or now < self._overdue():
             return
         within = f"within {self.limits.timeout:g} s (--elastic-timeout)"
         if running := self._running():
             ranks = ", ".join(str(rank) for rank in sorted(worker.rank for worker in running))
-            return self._fail(None, f"round {self.number} has failed, and rank(s) {ranks} did not notice it {within}")
-        self._fail(None, f"{len(self._asking())} of the {self._need()} ranks that this job needs have come {within}{self._bars()}")
+            return self._give_up(f"rank(s) {ranks} did not leave round {self.number} {within}, as others have")
+        self._give_up(f"{len(self._asking())} of the {self._need()} ranks that this job needs have come {within}{self._bars()}")
 
     def asked(self, slot: int) -> None:
         """A worker has called init, or calls it again."""
         worker = self._slots[slot].worker
         if self.ended or worker is None:
             self.actions.refuse_worker(slot, "this elastic job has ended")
-        elif self._succeeded is not None and worker.round != self.number:
+        elif worker.dismissed or (self._succeeded is not None and worker.round != self.number):
             self.actions.dismiss(slot)
         elif self._succeeded is not None:
             self.actions.refuse_worker(slot, f"rank {self._succeeded} has ended with success, so this job begins no new round")
@@ -195,6 +197,13 @@ class Rounds:
         """A worker has committed its state for the first time in this round."""
         self._slots[slot].strikes = 0
 
+    def synchronised(self, slot: int) -> None:
+        """A worker has the job's state: that of rank 0 in this round."""
+        worker = self._slots[slot].worker
+        if worker is not None and not self.ended:
+            worker.has_state = True
+            self._advance()
+
     def exited(self, slot: int, code: int) -> None:
         """A worker has ended, with an exit code as in subprocess."""
         here = self._slots[slot]
@@ -208,7 +217,9 @@ class Rounds:
             return
         if code == 0 and worker.round == 0:
             here.closed = True
-            if self.number:
+            if not self.number:
+                self.winners[slot] = slot
+            else:
                 self.actions.say(f"{self._name(slot, worker)} has ended without an error before it joined; its place stays free")
         elif code == 0:
             self.winners[worker.rank] = slot
@@ -223,8 +234,9 @@ class Rounds:
             self._lose(slot, worker, code)
         if self.ended:
             return
-        # Without any round: they were programs that do not use hvd.
-        over = not self._members() if self._succeeded is not None else not self._workers() and not self.number
+        over = self._succeeded is not None and not self._members()
+        if not self.number and not self._workers():  # they were programs that do not use hvd
+            over = all(each.closed for each in self._slots if each.host)
         if over:
             self.ended = True
             for late, each in enumerate(self._slots):
@@ -244,14 +256,15 @@ class Rounds:
             self._first_failure = self._first_failure or failure
         mates = self._members()
         if worker.round == self.number > 0 and not mates:
-            others = "all others have failed, too" if self._size > 1 else "it was the only rank"
-            return self._fail(self._first_failure, f"and {others}")
-        sentence = f"{failure.who} {how_it_ended(code)}"
-        if here.strikes >= STRIKES and here.host not in self._barred:
-            sentence += f"; {self._bar(here.host, slot)}"
-        if started := self._fill():
-            sentence += "; another one starts in "
-            sentence += "its place" if slot in started else f"slot {started[0]} on {self._slots[started[0]].host}"
+            return self._give_up("no other rank is left" if self._size > 1 else "it was the only rank")
+        if worker.has_state and not any(mate.has_state for mate in mates):
+            return self._give_up("the ranks that are left do not have the job's state yet")
+        host, sentence = here.host, f"{failure.who} {how_it_ended(code)}"
+        if here.strikes >= STRIKES and host not in self._barred:
+            sentence += f"; {self._bar(host, slot)}"
+        for other in self._fill()[:1]:
+            same = other == slot and self._slots[slot].host == host
+            sentence += f"; another one starts in {'its place' if same else f'slot {other} on {self._slots[other].host}'}"
         left = f"{len(mates)} rank{'s are' if len(mates) > 1 else ' is'} left"
         self.actions.say(f"{sentence}; {left}" if self.number else sentence)
 
@@ -264,26 +277,24 @@ class Rounds:
             seconds = least * 2.0 ** min(self._times.get(host, 0), 12)
             seconds = min(most, seconds * random.uniform(1, 1.1))  # hosts barred together do not come back together
         self._times[host] = self._times.get(host, 0) + 1
-        self._barred[host] = (why, time.monotonic() + seconds)
-        return f"{host} gets no more ranks " + (f"for {seconds:.0f} s " if seconds < math.inf else "") + f"after {why}"
+        sentence = f"{host} gets no more ranks " + (f"for {seconds:.0f} s " if seconds < math.inf else "") + f"after {why}"
+        self._barred[host] = (sentence, time.monotonic() + seconds)
+        return sentence
 
     def _bars(self) -> str:
         """The hosts that get no more workers, to be added to a sentence."""
-        barred = "; ".join(f"{host} gets no more ranks after {why}" for host, (why, _) in self._barred.items())
-        return f": {barred}" if barred else ""
+        return ": " + "; ".join(sentence for sentence, _ in self._barred.values()) if self._barred else ""
 
     def _enough(self) -> bool:
         """Whether enough workers can still come together; if not, ends the job."""
         possible, need = len(self._workers()), self._need()
-        if possible >= need or self._succeeded is not None:
+        if possible >= need or self._succeeded is not None or self._used_up():
             return True
         if not self._barred and not self._asking():
             return True  # programs that do not use hvd, or ranks that have still to notice a loss
-        if not self.fixed or any(until < math.inf for _, until in self._barred.values()):
+        if not self.fixed or any(until < self._overdue() for _, until in self._barred.values()):
             return True  # others may come in time
-        why = f"{possible} of the {need} ranks that this job needs can run{self._bars()}"
-        failure = self._first_failure or self._failure
-        self._fail(failure, f"and {why}" if failure else why)
+        self._give_up(f"{possible} of the {need} ranks that this job needs can run{self._bars()}")
         return False
 
     def _name(self, slot: int, worker: _Worker) -> str:
@@ -295,7 +306,9 @@ class Rounds:
 
     def _fill(self) -> list[int]:
         """Starts workers where hosts can have more, and returns their slots."""
-        started = []
+        started: list[int] = []
+        if self._succeeded is not None or self._used_up():
+            return started
         for host, count in self.hosts.items():
             here = [slot for slot, _ in self._workers() if self._slots[slot].host == host]
             closed = sum(each.closed and each.host == host for each in self._slots)
@@ -311,19 +324,22 @@ class Rounds:
         return started
 
     def _workers(self) -> list[tuple[int, _Worker]]:
-        """All that are not dismissed, with their slots, the oldest first."""
+        """All that are not dismissed, with their slots: those first that have been ranks for the longest time."""
         found = [(slot, each.worker) for slot, each in enumerate(self._slots) if each.worker and not each.worker.dismissed]
-        return sorted(found, key=lambda one: one[1].born)
+        return sorted(found, key=lambda one: (one[1].first, one[1].born))
 
     def _unwanted(self) -> list[tuple[int, _Worker]]:
-        """Those of them for which their hosts have no slot any more: the youngest ones."""
-        left, found = dict(self.hosts), []
+        """Those of them for which their hosts have no slot any more: the last ones, but not all that have the state."""
+        left, found, kept = dict(self.hosts), [], False
         for slot, worker in self._workers():
             host = self._slots[slot].host
             left[host] = left.get(host, 0) - 1
             if left[host] < 0:
                 found.append((slot, worker))
-        return found
+            else:
+                kept = kept or worker.has_state
+        spared = None if kept else next((one for one in found if one[1].has_state), None)
+        return [one for one in found if one is not spared]
 
     def _members(self) -> list[_Worker]:
         """The workers of the last round that have not ended; before the first round, none."""
@@ -358,20 +374,22 @@ class Rounds:
                 self.actions.dismiss(slot)
         if running:
             news = any(worker.round < self.number for _, worker in self._asking())
-            gone = [worker for _, worker in unwanted if worker.round == self.number]
-            room = len(self._members()) - len(gone) < self.limits.most
-            change = (ADDED if news and room else 0) | (REMOVED if gone else 0)
+            gone = any(worker.round == self.number > 0 for _, worker in unwanted)
+            change = ((ADDED if news else 0) | (REMOVED if gone else 0)) & ~self._told
             first = next((slot for slot, worker in self._workers() if worker in running and worker.rank == 0), None)
-            if change & ~self._told and first is not None and not self._used_up():
+            if change and first is not None and not self._used_up():
                 self._told |= change
                 self.actions.change(first, change)
             return
-        ready = self._asking()[: self.limits.most]
-        if len(ready) < self._need() or self._succeeded is not None:
+        if self._succeeded is not None:
             return
         if self._used_up():
-            return self._fail(self._first_failure, f"and the ranks have changed {self.limits.resets} times, as often as they may (--reset-limit)")
+            return self._give_up(f"the ranks have changed {self.limits.resets} times, as often as they may (--reset-limit)")
+        ready = self._asking()
+        if len(ready) < self._need():
+            return
         self.number += 1
+        self.winners.clear()
         self._size = len(ready)
         self._first_failure = None
         self._told = 0
@@ -382,12 +400,19 @@ class Rounds:
         hosts = [self._slots[slot].host for slot, _ in ordered]
         for rank, (slot, worker) in enumerate(ordered):
             worker.round, worker.rank, worker.asking = self.number, rank, False
+            worker.first = min(worker.first, self.number)
+            worker.has_state = worker.has_state or self.number == 1  # at first nobody has anything to lose
         for rank, (slot, _) in enumerate(ordered):
             self.actions.place(slot, rank, hosts, self.number)
         if self.number > 1:
             new = len(ready) - before
             ranks = f"{len(ready)} rank{'s' if len(ready) > 1 else ''}"
             self.actions.say(f"round {self.number} begins with {ranks}" + (f", {new} of them new" if new else ""))
+
+    def _give_up(self, why: str) -> None:
+        """Ends the job, and says why after the first failure in this round, or after the last one of all."""
+        failure = self._first_failure or self._failure
+        self._fail(failure, f"and {why}" if failure else why)
 
     def _fail(self, failure: Failure | None, why: str) -> None:
         """Ends the job: see Actions.fail_job."""

@@ -20,8 +20,8 @@ def results_of(
     hosts = hosts or [""] * size
     records = [read_record(file) for file in files]
     raised = {rank: record for rank, record in enumerate(records) if record and record["raised"]}
-    if failed and failed.who:  # in an elastic job other failures did not end the job
-        raised = {rank: record for rank, record in raised.items() if rank == failed.rank}
+    if failed and failed.who:  # in an elastic job other failures, here or elsewhere, did not end the job
+        raised = {rank: record for rank, record in raised.items() if rank == failed.rank and failed.returncode == 1}
     if failed and failed.rank not in raised:  # its process ended without a record
         failed.args = (failed.args[0] + _others(raised, failed.rank, size),)
         raise failed

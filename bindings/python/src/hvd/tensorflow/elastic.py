@@ -76,15 +76,14 @@ class TensorFlowState(elastic.ObjectState):
                 variable.assign(value)
         super().restore()
 
-    def sync(self) -> None:
-        """Copies the state of rank 0 to all ranks."""
+    def _sync_now(self) -> None:
         if self.session is not None:
             self.session.run(self._broadcast)
         else:
             broadcast_variables(self.variables, 0)
         settle()
         self._save_variables()
-        super().sync()
+        super()._sync_now()
 
 
 def TensorFlowKerasState(model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> Any:

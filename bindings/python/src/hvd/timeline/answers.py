@@ -56,9 +56,14 @@ class _Job:
         self.end_us: float = self.state["last_us"] or 0.0
         # A damaged header may say that the job started decades ago.
         self.now_us = max(min(now * 1e6 - self.epoch_us, LATEST), self.end_us) if self.epoch_us else self.end_us
-        self.ranks: dict[int, dict[str, Any]] = self.state["ranks"]
-        self.size = max([rank["size"] for rank in self.ranks.values()] + [rank + 1 for rank in self.ranks], default=0)
-        self.open = index.open_operations()
+        known: dict[int, dict[str, Any]] = self.state["ranks"]
+        self.size = max([rank["size"] for rank in known.values()] + [rank + 1 for rank in known], default=0)
+        if 0 in known and known[0]["size"]:  # in an elastic job there may have been more ranks before
+            self.size = known[0]["size"]
+        self.ranks = {number: rank for number, rank in known.items() if number < self.size}
+        rows = [row for row in index.open_operations() if row["rank"] in self.ranks]
+        begun = {row["tensor"] for row in rows if row["phase"]}
+        self.open = [row for row in rows if row["tensor"] in begun]
         self.phase = "ended" if ended else self._phase()
         # "Now" of a job that has ended is the last of it.
         self.at_us = self.end_us if self.phase == "ended" else self.now_us

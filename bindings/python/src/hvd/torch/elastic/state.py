@@ -174,11 +174,13 @@ class TorchState(ObjectState):
             handler.restore()
         super().restore()
 
-    def sync(self) -> None:
-        """Copies the state of rank 0 to all ranks."""
+    def _names(self) -> list[str]:
+        return sorted([*self._handlers, *self._saved])
+
+    def _sync_now(self) -> None:
         for handler in self._handlers.values():
             handler.sync()
-        super().sync()
+        super()._sync_now()
 
     def reset(self) -> None:
         """Called after the ranks have joined again: samplers divide the rest of the epoch again."""

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Measures how long training stands still when a rank is killed: in an elastic job of hvdrun, and under torchrun.
+
+A model of PyTorch trains in processes of this machine, and one of them gets SIGKILL. What is taken is the time until the
+others have done their next step, and until as many ranks as before have done one. torchrun (--max-restarts) starts all
+processes again, which go on from a checkpoint on disk; they average gradients on Gloo. The jobs take turns. Needs the
+package hvd and PyTorch (tools/setup --python).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from support.texts import origin_text, table  # noqa: E402
+from support.where import origin  # noqa: E402
+from training import program  # noqa: E402
+from training.settings import Failed  # noqa: E402
+
+PROGRAM = "bench/elastic.py"
+LIMIT = 120.0  # seconds for one step
+
+# Each step is one line: "STEP", the round, the number of ranks, the rank, its process, and the time on the monotonic clock.
+COMMON = """
+import os, sys, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+inputs = torch.randn(32, 64)
+
+def step(round, size, rank, model, optimizer):
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    print("STEP", round, size, rank, os.getpid(), time.monotonic(), flush=True)
+    time.sleep(0.01)
+"""
+SCRIPTS = {
+    "hvdrun": COMMON + """
+import hvd.torch as hvd
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        step(os.environ["HVD_JOB"], hvd.size(), hvd.rank(), model, optimizer)
+        state.step += 1
+        state.commit()
+
+train(state)
+""",
+    "torchrun": COMMON + """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+path = sys.argv[1]
+if os.path.exists(path):
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+parallel = torch.nn.parallel.DistributedDataParallel(model)
+while True:
+    step(os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_world_size(), dist.get_rank(), parallel, optimizer)
+    if dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path + ".new")
+        os.replace(path + ".new", path)
+""",
+}
+
+
+def command(way: str, ranks: int, script: str, folder: str) -> list[str]:
+    if way == "hvdrun":
+        return [sys.executable, "-m", "hvd.launcher.main", "-np", str(ranks), "--min-np", "1", sys.executable, script]
+    words = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks), "--max-restarts", "1000"]
+    return [sys.executable, *words, script, os.path.join(folder, "checkpoint")]
+
+
+def measure(way: str, ranks: int, kills: int) -> list[dict[str, float]]:
+    """The seconds from each SIGKILL to the next step in another round, and to the one of as many ranks as before."""
+    with tempfile.TemporaryDirectory(prefix="hvd-elastic-") as folder:
+        script = os.path.join(folder, f"{way}.py")
+        Path(script).write_text(SCRIPTS[way])
+        job = subprocess.Popen(
+            command(way, ranks, script, folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+        )  # fmt: skip
+        said: list[str] = []
+        assert job.stdout is not None and job.stderr is not None
+        threading.Thread(target=said.extend, args=(job.stderr,), daemon=True).start()
+        watch = threading.Timer(LIMIT * (kills + 1), job.kill)
+        watch.start()
+        try:
+            return [kill(job.stdout, ranks) for _ in range(kills)]
+        except Failed as trouble:
+            raise Failed("\n".join([f"{way}, {ranks} ranks: {trouble}", *said[-20:]])) from None
+        finally:
+            watch.cancel()
+            job.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(10)
+            with contextlib.suppress(OSError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def kill(lines: IO[str], ranks: int) -> dict[str, float]:
+    pids: dict[int, int] = {}
+    steps = 0
+    while steps < 20 * ranks:  # of the whole job, in one round
+        _, size, rank, pid, _ = next_step(lines)
+        pids, steps = ({**pids, rank: pid}, steps + 1) if size == ranks else ({}, 0)
+    number = next_step(lines)[0]
+    began = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    found: dict[str, float] = {}
+    while "again" not in found:
+        round, size, *_, when = next_step(lines)
+        if round != number and when > began:
+            found.setdefault("step", when - began)
+            if size == ranks:
+                found["again"] = when - began
+    return found
+
+
+def next_step(lines: IO[str]) -> tuple[str, int, int, int, float]:
+    for line in lines:
+        if "STEP " in line:
+            round, size, rank, pid, when = line[line.index("STEP ") :].split()[1:6]
+            return round, int(size), int(rank), int(pid), float(when)
+    raise Failed("the job has ended")
+
+
+def markdown(run: dict[str, Any]) -> str:
+    rows = []
+    for way, ranks, found in run["times"]:
+        cells = [f"{statistics.median(each[key] for each in found):.2f} ({min(each[key] for each in found):.2f} to {max(each[key] for each in found):.2f})" for key in ("step", "again")]
+        rows.append([way, ranks, len(found), *cells])
+    head = ["launcher", "ranks", "kills", "to the next step", "to the next step of all ranks"]
+    return "\n\n".join([
+        origin_text(run),
+        f"hvd {run['versions']['hvd']}, PyTorch {run['versions']['torch']}. Seconds after SIGKILL: the median (and the range).",
+        table(head, rows),
+    ]) + "\n"  # fmt: skip
+
+
+def main(arguments: argparse.Namespace) -> int:
+    times: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for _ in range(arguments.jobs):
+        for ranks in (2, 3):
+            for way in SCRIPTS:
+                times.setdefault((way, ranks), []).extend(measure(way, ranks, arguments.kills))
+                print(f"{way}, {ranks} ranks: {json.dumps(times[way, ranks][-1])}", file=sys.stderr)
+    import importlib.metadata as metadata
+
+    run = {
+        **origin(PROGRAM, *sys.argv[1:]),
+        "versions": {name: metadata.version(name) for name in ("hvd", "torch")},
+        "times": [[way, ranks, found] for (way, ranks), found in times.items()],
+        "wrong": [],
+    }
+    return program.finish(PROGRAM, run, markdown(run), "elastic", arguments)
+
+
+def options() -> argparse.Namespace:
+    made = program.plain_parser(PROGRAM, __doc__, "one kill")
+    made.add_argument("--jobs", type=program.number(1, 100), help="of each kind (default 3)")
+    made.add_argument("--kills", type=program.number(1, 100), help="in each job (default 5)")
+    chosen = program.parsed(made)
+    chosen.jobs = chosen.jobs or (1 if chosen.tiny else 3)
+    chosen.kills = chosen.kills or (1 if chosen.tiny else 5)
+    return chosen
+
+
+if __name__ == "__main__":
+    program.start(PROGRAM, options(), main)
