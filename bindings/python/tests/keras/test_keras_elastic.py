@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import hvd.keras as hvd  # noqa: E402
+from hvd import run as hvd_run  # noqa: E402
 
 
 def numbers(variables: Any) -> list[Any]:
@@ -182,3 +185,35 @@ def check_tensorflow_state(session: bool) -> None:
 @pytest.mark.parametrize("session", [False, True])
 def test_tensorflow_state(tensorflow_ranks: Any, session: bool) -> None:
     tensorflow_ranks.run(check_tensorflow_state, session=session)
+
+
+def train_while_a_rank_is_killed() -> tuple[int, int, int, list[Any]]:
+    hvd.init()
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5)), "mse", jit_compile=False)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+    class Killed(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if (hvd.rank(), state.epoch, batch) == (1, 1, 2) and os.environ["HVD_JOB"].endswith("-1"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        x = np.ones((8, 2), "float32")
+        callbacks = [
+            hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.CommitStateCallback(state), Killed(),
+        ]
+        model.fit(x, x.sum(1), batch_size=2, epochs=3 - state.epoch, callbacks=callbacks, verbose=0)
+
+    train(state)
+    return hvd.rank(), hvd.size(), state.epoch, [one.tolist() for one in numbers(model.weights)]
+
+
+def test_an_elastic_job() -> None:
+    """Rank 1 is killed; a new one takes its place, and both end with the same weights."""
+    found = hvd_run(train_while_a_rank_is_killed, num_proc=2, min_num_proc=2)
+    assert [one[:3] for one in found] == [(0, 2, 3), (1, 2, 3)]
+    assert found[0][3] == found[1][3] and found[0][3][1][0] != 0
