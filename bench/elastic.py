@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import queue
 import signal
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -31,7 +32,7 @@ from training import program  # noqa: E402
 from training.settings import Failed  # noqa: E402
 
 PROGRAM = "bench/elastic.py"
-LIMIT = 120.0  # seconds for one step
+LIMIT = 60.0  # seconds after a kill
 
 # Each step is one line: "STEP", the round, the number of ranks, the rank, its process, and the time on the monotonic clock.
 COMMON = """
@@ -90,8 +91,10 @@ def command(way: str, ranks: int, script: str, folder: str) -> list[str]:
     return [sys.executable, *words, script, os.path.join(folder, "checkpoint")]
 
 
-def measure(way: str, ranks: int, kills: int) -> list[dict[str, float]]:
-    """The seconds from each SIGKILL to the next step in another round, and to the one of as many ranks as before."""
+def measure(way: str, ranks: int) -> dict[str, float]:
+    """The seconds from a SIGKILL to the next step in another round, and to the one of as many ranks as before; without
+    those that had not been done after LIMIT seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="hvd-elastic-") as folder:
         script = os.path.join(folder, f"{way}.py")
         Path(script).write_text(SCRIPTS[way])
@@ -100,70 +103,64 @@ def measure(way: str, ranks: int, kills: int) -> list[dict[str, float]]:
             env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
         said: list[str] = []
-        assert job.stdout is not None and job.stderr is not None
-        threading.Thread(target=said.extend, args=(job.stderr,), daemon=True).start()
-        watch = threading.Timer(LIMIT * (kills + 1), job.kill)
-        watch.start()
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for stream, take in ((job.stdout, lines.put), (job.stderr, said.append)):
+            threading.Thread(target=lambda s=stream, t=take: [t(line) for line in s], daemon=True).start()
+        pids: dict[int, int] = {}
         try:
-            return [kill(job.stdout, ranks) for _ in range(kills)]
-        except Failed as trouble:
-            raise Failed("\n".join([f"{way}, {ranks} ranks: {trouble}", *said[-20:]])) from None
+            for _ in range(20 * ranks):
+                number, _, rank, pid, _ = next_step(lines, LIMIT)
+                pids[rank] = pid
+            began = time.monotonic()
+            os.kill(pids[1], signal.SIGKILL)
+            found: dict[str, float] = {}
+            with contextlib.suppress(queue.Empty):
+                while "again" not in found:
+                    round, size, *_, when = next_step(lines, began + LIMIT - time.monotonic())
+                    if round != number:
+                        found.setdefault("step", when - began)
+                        if size == ranks:
+                            found["again"] = when - began
+            return found
+        except queue.Empty:
+            raise Failed("\n".join([f"{way}, {ranks} ranks: no steps within {LIMIT:.0f} s", *said[-20:]])) from None
         finally:
-            watch.cancel()
-            job.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(10)
-            with contextlib.suppress(OSError):
-                os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
+            job.terminate()  # torchrun then ends its processes, within 30 s
+            try:
+                job.wait(60)
+            except subprocess.TimeoutExpired:
+                job.kill()
+                job.wait()
 
 
-def kill(lines: IO[str], ranks: int) -> dict[str, float]:
-    pids: dict[int, int] = {}
-    steps = 0
-    while steps < 20 * ranks:  # of the whole job, in one round
-        _, size, rank, pid, _ = next_step(lines)
-        pids, steps = ({**pids, rank: pid}, steps + 1) if size == ranks else ({}, 0)
-    number = next_step(lines)[0]
-    began = time.monotonic()
-    os.kill(pids[1], signal.SIGKILL)
-    found: dict[str, float] = {}
-    while "again" not in found:
-        round, size, *_, when = next_step(lines)
-        if round != number and when > began:
-            found.setdefault("step", when - began)
-            if size == ranks:
-                found["again"] = when - began
-    return found
-
-
-def next_step(lines: IO[str]) -> tuple[str, int, int, int, float]:
-    for line in lines:
+def next_step(lines: queue.SimpleQueue[str], seconds: float) -> tuple[str, int, int, int, float]:
+    """The words of the next line of a step. Raises queue.Empty after some seconds without a line."""
+    while True:
+        line = lines.get(timeout=max(0.0, seconds))
         if "STEP " in line:
             round, size, rank, pid, when = line[line.index("STEP ") :].split()[1:6]
             return round, int(size), int(rank), int(pid), float(when)
-    raise Failed("the job has ended")
+
+
+def cell(found: list[dict[str, float]], key: str) -> str:
+    values = [each[key] for each in found if key in each]
+    late = f"; {len(found) - len(values)} not within {LIMIT:.0f} s" if len(values) < len(found) else ""
+    return (f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-") + late
 
 
 def markdown(run: dict[str, Any]) -> str:
-    rows = []
-    for way, ranks, found in run["times"]:
-        cells = [f"{statistics.median(each[key] for each in found):.2f} ({min(each[key] for each in found):.2f} to {max(each[key] for each in found):.2f})" for key in ("step", "again")]
-        rows.append([way, ranks, len(found), *cells])
+    rows = [[way, ranks, len(found), cell(found, "step"), cell(found, "again")] for way, ranks, found in run["times"]]
     head = ["launcher", "ranks", "kills", "to the next step", "to the next step of all ranks"]
-    return "\n\n".join([
-        origin_text(run),
-        f"hvd {run['versions']['hvd']}, PyTorch {run['versions']['torch']}. Seconds after SIGKILL: the median (and the range).",
-        table(head, rows),
-    ]) + "\n"  # fmt: skip
+    versions = f"hvd {run['versions']['hvd']}, PyTorch {run['versions']['torch']}."
+    return "\n\n".join([origin_text(run), f"{versions} Seconds after SIGKILL: the median (and the range).", table(head, rows)]) + "\n"
 
 
 def main(arguments: argparse.Namespace) -> int:
     times: dict[tuple[str, int], list[dict[str, float]]] = {}
-    for _ in range(arguments.jobs):
+    for _ in range(arguments.kills):
         for ranks in (2,) if arguments.tiny else (2, 3):
             for way in SCRIPTS:
-                times.setdefault((way, ranks), []).extend(measure(way, ranks, arguments.kills))
+                times.setdefault((way, ranks), []).append(measure(way, ranks))
                 print(f"{way}, {ranks} ranks: {json.dumps(times[way, ranks][-1])}", file=sys.stderr)
     import importlib.metadata as metadata
 
@@ -178,10 +175,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def options() -> argparse.Namespace:
     made = program.plain_parser(PROGRAM, __doc__, "one kill, of 2 ranks")
-    made.add_argument("--jobs", type=program.number(1, 100), help="of each kind (default 3)")
-    made.add_argument("--kills", type=program.number(1, 100), help="in each job (default 5)")
+    made.add_argument("--kills", type=program.number(1, 100), help="of each kind, each in a job of its own (default 5)")
     chosen = program.parsed(made)
-    chosen.jobs = chosen.jobs or (1 if chosen.tiny else 3)
     chosen.kills = chosen.kills or (1 if chosen.tiny else 5)
     return chosen
 
