@@ -20,6 +20,10 @@ ROOT = HERE.parent.parent
 # All that a project needs which brings hvd in a folder of its own.
 VENDORED = ("include", "CMakeLists.txt", "meson.build", "meson.options", "LICENSE")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror"]
+MATTERS_OF_STYLE = (
+    "c++98-compat", "c++98-compat-pedantic", "c++20-compat", "comma", "ctad-maybe-unsupported", "disabled-macro-expansion",
+    "exit-time-destructors", "float-equal", "padded", "switch-enum", "unsafe-buffer-usage", "weak-vtables",
+)  # fmt: skip
 # Tools of the build under test; a user has them in PATH.
 MESON = shlex.split(os.environ.get("MESONINTROSPECT", "meson introspect"))[:-1]
 SKIP = 77
@@ -229,6 +233,10 @@ def options(folder, arguments):
     for flags in (["-std=c++23", "-D_GLIBCXX_ASSERTIONS"], ["-std=c++20", "-O1", "-flto", "-fno-rtti"]):
         run(arguments.cxx, *flags, *STRICT, "-I", ROOT / "include", "main.cpp", "other.cpp", "-o", "app", folder=app)
         check(app / "app")
+    if shutil.which("clang++-16"):  # every warning but those that are about style, or about layout
+        (app / "all.cpp").write_text("#include <hvd/hvd.hpp>\n")
+        style = [f"-Wno-{name}" for name in MATTERS_OF_STYLE]
+        run("clang++-16", "-std=c++20", "-Weverything", *style, "-Werror", "-fsyntax-only", "-I", ROOT / "include", "all.cpp", folder=app)
 
 
 def plugin(folder, arguments):

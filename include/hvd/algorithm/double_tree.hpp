@@ -73,9 +73,9 @@ struct double_tree {
  private:
   /// A vector cut into halves, and each into chunks.
   struct pieces {
-    pieces(std::size_t chunk_bytes, std::size_t count, std::size_t element_bytes)
+    pieces(std::size_t bytes, std::size_t count, std::size_t element_bytes)
         : halves(2, count, element_bytes), unit(element_bytes),
-          chunk(detail::chunk_elements(chunk_bytes, element_bytes, (count + 1) / 2)) {}
+          chunk(detail::chunk_elements(bytes, element_bytes, (count + 1) / 2)) {}
 
     /// A half without elements is sent as a message, too, so that ranks that disagree on counts find out.
     [[nodiscard]] std::size_t chunks(int half) const {

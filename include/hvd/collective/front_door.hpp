@@ -235,7 +235,7 @@ class arguments {
     peer_memory::scope scope(m, name(kind_));
     try {
       agree(m, invalid_call(), scope);
-    } catch (const error& e) {
+    } catch (const error&) {
       if (m.failed()) throw;
     }
     scope.leave();
