@@ -80,7 +80,7 @@ DESCRIPTORS = re.compile(
 DESCRIPTOR_HEADERS = ("detail/descriptor.hpp", "detail/socket_descriptor.hpp")
 
 # Files that are not there, with which version.hpp ends a compilation that can only fail.
-NOT_THERE = ("hvd_needs_cpp20", "hvd_needs_exceptions", "hvd_needs_names")
+NOT_THERE = ("hvd_needs_cpp20", "hvd_needs_exceptions", "hvd_needs_64_bits", "hvd_needs_names")
 
 STANDARD = set(
     """

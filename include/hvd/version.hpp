@@ -9,6 +9,10 @@
 #error "hvd reports errors by exceptions: compile without -fno-exceptions, or use libhvd (hvd/c/hvd.h)"
 #include <hvd_needs_exceptions>
 #endif
+#ifndef __LP64__
+#error "hvd needs a 64-bit processor, and a compiler for it (without -m32)"
+#include <hvd_needs_64_bits>
+#endif
 
 #include <cstddef>  // of libstdc++, removes the macros min and max
 

@@ -79,6 +79,7 @@ def check(path, words, command, folder):
 REFUSED = {
     "-std=c++17": "hvd needs C++20: compile with -std=c++20",
     "-fno-exceptions": "hvd reports errors by exceptions: compile without -fno-exceptions",
+    "-U__LP64__": "hvd needs a 64-bit processor",
     "-Dcheck(x)=x": "hvd: min, max, check, error or a capital letter is a macro: #undef it",
     "-DT=1": "hvd: min, max, check, error or a capital letter is a macro: #undef it",
 }

@@ -220,8 +220,7 @@ TEST_CASE("reserve backs memory or says why not") {
 TEST_CASE("a directory that is not there: the error says who named it") {
   CHECK(refused(error_kind::system, [] { segment::make("/nowhere", "s", 4096, 0); }) ==
         "hvd: cannot make shared memory in /nowhere (HVD_SHM_DIR or memory_policy::directory): 4096 bytes wanted: No "
-        "such "
-        "file or directory");
+        "such file or directory; name another directory in memory, where this user may write");
 }
 
 TEST_CASE("beyond the limit on file sizes: that limit is named, and no larger directory is asked for") {

@@ -240,7 +240,7 @@ class segment {
     const std::string remedy = limited ? joined({"; the limit on file sizes (ulimit -f) is lower: raise it",
                                                  staging ? ", or set memory_policy::staging_bytes lower" : ""})
                                : room  ? joined({"; make it larger", smaller, " or name another directory in memory"})
-                                       : std::string();
+                                       : "; name another directory in memory, where this user may write";
     const error e(room ? error_kind::no_memory : error_kind::system,
                   joined({joined(what), " (HVD_SHM_DIR or memory_policy::directory): ", bytes,
                           " bytes wanted: ", std::strerror(why), left, remedy}));
