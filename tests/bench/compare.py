@@ -522,7 +522,7 @@ class Documents(Program):
     def test_tables_of_this_checkout_are_what_their_data_give(self):
         for file in (ROOT / "bench" / "results").glob("*.json"):
             kind_of_run = re.sub(r"-\d+$", "", file.stem)  # without the number of a second one on the same day
-            if "-torch-hosts-" in file.stem or kind_of_run.endswith(("-scaling", "-step", "-spark-start", "-campaign", "-tensor-parallel", "-timeline-page", "-elastic")):
+            if "-torch-hosts-" in file.stem or kind_of_run.endswith(("-scaling", "-step", "-spark-start", "-campaign", "-tensor-parallel", "-timeline-page", "-elastic", "-torch-calls")):
                 continue  # of another benchmark
             shown = [f"{file.stem}.svg"] if file.with_suffix(".svg").exists() else []
             other = {"-hosts-": hosts, "-against-": against}

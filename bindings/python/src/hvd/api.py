@@ -63,7 +63,7 @@ class Functions(Generic[Like, T]):
         Average: for 8-bit and 16-bit integers, one warning is issued.
         """
         sent, ctx, wire = compressed(compression, self._readable(tensor))
-        how = reduction(op, average, prescale_factor, postscale_factor)._replace(wire=wire)
+        how = reduction(op, average, prescale_factor, postscale_factor, wire)
         result: T = self._blocking.allreduce([self._readable(sent)], True, name, how, process_set)
         return _decompressed(compression, result, ctx)
 
@@ -107,7 +107,7 @@ class Functions(Generic[Like, T]):
     ) -> list[T]:
         """``allreduce`` of several tensors as one operation: all or none. Has gradients like ``allreduce``."""
         sent, contexts, wire = compressed_group(compression, [self._readable(t) for t in tensors])
-        how = reduction(op, average, prescale_factor, postscale_factor)._replace(wire=wire)
+        how = reduction(op, average, prescale_factor, postscale_factor, wire)
         results = self._blocking.allreduce([self._readable(t) for t in sent], False, name, how, process_set)
         return [_decompressed(compression, result, ctx) for result, ctx in zip(results, contexts)]
 

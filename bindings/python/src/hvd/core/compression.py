@@ -71,6 +71,8 @@ def compressed(compression: Any, tensor: Any) -> tuple[Any, Any, int]:
 
     A class with its own ``compress`` or ``decompress`` does not use an inherited ``wire``.
     """
+    if compression is NoneCompressor:
+        return tensor, None, -1
     for kind in getattr(compression, "__mro__", ()):
         if "compress" in vars(kind) or "decompress" in vars(kind):
             number: int = compression.wire(tensor) if "wire" in vars(kind) else -1

@@ -43,13 +43,13 @@ class Reduction(NamedTuple):
     wire: int = -1
 
 
-def reduction(op: Op | None, average: bool | None, prescale: float, postscale: float) -> Reduction:
-    """The operation given by ``op`` and ``average`` (its older form); Average by default.
+def reduction(op: Op | None, average: bool | None, prescale: float, postscale: float, wire: int = -1) -> Reduction:
+    """The operation given by ``op`` and ``average`` (its older form); Average by default. ``wire``: see Reduction.
 
     Raises ValueError if both are given, or for an invalid operation.
     """
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        return Reduction(ReduceOp(op), prescale, postscale)
-    return Reduction(Sum if average is False else Average, prescale, postscale)
+        return Reduction(op if type(op) is ReduceOp else ReduceOp(op), prescale, postscale, wire)
+    return Reduction(Sum if average is False else Average, prescale, postscale, wire)

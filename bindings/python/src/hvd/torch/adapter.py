@@ -114,6 +114,8 @@ class _Torch:
         _raise_versions(tensors)
 
     def empty(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        if type(like) is torch.Tensor and shape == like.shape:  # in a third of the time
+            return torch.empty_like(like)
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
     def over(self, memory: _core.Memory, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
