@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -525,8 +526,9 @@ def test_what_is_built(ranks: Any) -> None:
         assert "    [ ] CUDA (no driver: /nowhere/libcuda.so: " in report, report
         for name, built in (("shared memory", hvd.gloo_built()), ("MPI", hvd.mpi_built()), ("NCCL", hvd.nccl_built())):
             assert f"    [{'X' if built else ' '}] {name}" in report, report
-        for there in ("TCP", 'backend "hvd"'):
-            assert f"    [X] {there}" in report, report
+        torch = importlib.util.find_spec("torch.nn")  # a part: a folder here has the name of the package
+        for name, there in (("TCP", True), ('backend "hvd"', torch), ("PyTorch", torch), ("JAX", importlib.util.find_spec("jax.numpy"))):
+            assert f"    [{'X' if there else ' '}] {name}" in report, report
         assert "Warning" not in report, report
     ranks.run(check_what_is_enabled)
 

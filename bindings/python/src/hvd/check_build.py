@@ -85,7 +85,8 @@ def check_build() -> str:
         return f"    [{'X' if there else ' '}] {name}{f' {note}' if note else ''}"
 
     frameworks = [
-        ("NumPy", "numpy"), ("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras"), ("Spark", "pyspark"),
+        ("NumPy", "numpy"), ("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras"), ("JAX", "jax"),
+        ("Spark", "pyspark"),
     ]  # fmt: skip
     shm, shm_note, warning = _shared_memory()
     mpi, mpi_note = _mpi()
@@ -105,7 +106,7 @@ def check_build() -> str:
         mark("NCCL", built.nccl_built(), _nccl(built.nccl_built())),
         "",
         "torch.distributed:",
-        mark('backend "hvd"', _backend(), '(init_process_group("hvd") needs no import of hvd)'),
+        mark('backend "hvd"', _version_of("torch") and _backend(), '(init_process_group("hvd") needs no import of hvd)'),
         "",
         "Available launchers:",
         mark("hvdrun", importlib.util.find_spec("hvd.launcher")),
