@@ -20,7 +20,7 @@ class Index:
         """Reads what was added to the files, at most about so many bytes; returns how many are left."""
 
     def state(self) -> dict[str, Any]:
-        """Totals, files, ranks and the last stalls."""
+        """Totals, files, ranks, and the last reports: time, rank (None: of an elastic job's launcher) and text."""
 
     def buckets(
         self, from_us: float, to_us: float, most: int, ranks: bool = False, columns: Optional[Container[str]] = None

@@ -122,6 +122,9 @@ def test_a_timeline_has_all_rounds(elastic, tmp_path):
     assert done.returncode == 0, done.stderr
     events = json.loads((tmp_path / "timeline.json").read_text())
     assert len({event["args"]["process"] for event in events if event.get("name") == "hvd_rank"}) == 3
+    rounds = [(event["ts"], event["args"]["text"]) for event in events if event.get("name") == "ROUND"]
+    assert [text for _, text in rounds] == said(done) and len(rounds) == 2
+    assert 0 < rounds[0][0] <= rounds[1][0] < max(event.get("ts", 0) for event in events)
 
 
 def test_the_last_ranks_finish_without_the_new_one(elastic):

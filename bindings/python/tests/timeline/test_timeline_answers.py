@@ -255,6 +255,9 @@ def test_ranks_of_an_earlier_round_are_awaited_no_more(tmp_path: Path) -> None:
     assert found["size"] == 2 and [one["rank"] for one in found["ranks"]] == [0, 1]
     (one,) = found["waiting"]
     assert one["without"] == [1] and one["tensor"] == "b"
+    lines.raw('{"ph":"i","pid":0,"tid":0,"s":"g","name":"ROUND","ts":2000000,"args":{"text":"round 2 begins with 2 ranks"}}')
+    found = ask(lines, tmp_path, 10.0)
+    assert found["stalls"] == [] and "22:13:22: round 2 begins with 2 ranks." in found["notes"]
 
 
 def test_groups_of_two_of_four_ranks(tmp_path: Path) -> None:

@@ -253,9 +253,9 @@ void index::instant(const line_event& e, std::int64_t time) {
     totals_.dropped += events;
     all.dropped += events;
     recent.dropped += events;
-  } else if (e.name == "STALL") {
-    stalls_.push_back({time, e.rank, std::string(e.label)});
-    if (stalls_.size() > most_stalls) stalls_.pop_front();
+  } else if (e.name == "STALL" || e.name == "ROUND") {
+    reports_.push_back({time, e.rank, e.name == "ROUND", std::string(e.label)});
+    if (reports_.size() > most_reports) reports_.pop_front();
   }
 }
 

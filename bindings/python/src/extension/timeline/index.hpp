@@ -45,7 +45,7 @@ class index {
   [[nodiscard]] const std::vector<row>& rows() const noexcept { return rows_; }
   [[nodiscard]] const process_sets& sets() const noexcept { return sets_; }
   [[nodiscard]] const activity_names& activities() const noexcept { return activities_; }
-  [[nodiscard]] const std::deque<stall>& stalls() const noexcept { return stalls_; }
+  [[nodiscard]] const std::deque<report>& reports() const noexcept { return reports_; }
   [[nodiscard]] const std::vector<long_slice>& long_slices() const noexcept { return long_slices_; }
   /// The shortest duration of a long slice, in nanoseconds.
   [[nodiscard]] std::int64_t long_from() const noexcept { return long_from_; }
@@ -54,7 +54,7 @@ class index {
 
  private:
   static constexpr std::size_t most_tensors = std::size_t{1} << 18, most_rows = std::size_t{1} << 20;
-  static constexpr std::size_t most_stalls = 10, most_long_slices = std::size_t{1} << 15;
+  static constexpr std::size_t most_reports = 10, most_long_slices = std::size_t{1} << 15;
   // For all ranks together. A cell has some 100 bytes.
   static constexpr std::size_t most_cells = std::size_t{1} << 17, most_cells_of_a_rank = 4096;
 
@@ -103,7 +103,7 @@ class index {
   std::int64_t size_ = 2;  // of the job, for ranks that do not record it
   std::vector<row> rows_;
   activity_names activities_;
-  std::deque<stall> stalls_;
+  std::deque<report> reports_;
   std::vector<long_slice> long_slices_;
   std::int64_t long_from_ = rank_cells::second / 20;
   std::int64_t width_ = rank_cells::first_width;

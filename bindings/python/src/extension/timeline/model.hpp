@@ -101,9 +101,11 @@ struct long_slice {
   std::int64_t begin = 0, end = 0;
 };
 
-struct stall {
+/// Of a rank about operations that do not end, or of the launcher of an elastic job about a change of its ranks.
+struct report {
   std::int64_t time = 0;
   std::uint32_t rank = 0;
+  bool of_launcher = false;
   std::string text;
 };
 

@@ -96,8 +96,9 @@ nb::dict state(const index& of) {
   d["last_us"] = time_or_none(sums.last);
   d["files"] = files;
   d["ranks"] = ranks;
-  d["stalls"] =
-      list_of(view.stalls, [](const stall& s) { return nb::make_tuple(microseconds(s.time), s.rank, text(s.text)); });
+  d["reports"] = list_of(view.reports, [](const report& r) {
+    return nb::make_tuple(microseconds(r.time), r.of_launcher ? nb::none() : nb::object(nb::int_(r.rank)), text(r.text));
+  });
   return d;
 }
 

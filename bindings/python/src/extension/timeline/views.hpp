@@ -23,11 +23,11 @@ struct state_view {
   totals sums;
   std::vector<file_view> files;
   std::vector<rank_facts> ranks;  ///< by number
-  std::deque<stall> stalls;
+  std::deque<report> reports;
 };
 
 inline state_view view_state(const index& of) {
-  state_view view{.sums = of.sums(), .files = {}, .ranks = {}, .stalls = of.stalls()};
+  state_view view{.sums = of.sums(), .files = {}, .ranks = {}, .reports = of.reports()};
   for (const index::indexed_file& f : of.files()) {
     view.files.push_back({.bytes = f.file.consumed,
                           .size = f.file.size,

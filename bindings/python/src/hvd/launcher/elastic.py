@@ -26,6 +26,7 @@ from hvd.launcher.rounds import Failure, Limits, Rounds
 from hvd.launcher.streams import OnLine, Tee
 from hvd.launcher.supervisor import rank as guard
 from hvd.launcher.supervisor.client import Supervisor
+from hvd.timeline.appending import record
 
 LONGEST = 1 << 12  # bytes of a worker's line
 LONGEST_FOLDER = 80  # bytes, in which a Unix socket's name of at most 107 has room
@@ -157,6 +158,9 @@ class ElasticJob(Job):
 
     def say(self, sentence: str) -> None:
         self._notify(sentence)
+        path = self.env.get("HOROVOD_TIMELINE", "DYNAMIC")
+        if path != "DYNAMIC":
+            record(path, "ROUND", sentence)
 
     def refuse_worker(self, slot: int, why: str) -> None:
         self._tell(slot, refused=why)

@@ -127,7 +127,9 @@ class _Job:
             "waiting": waiting(
                 self.open, self.size, self.at_us, state["negotiations"] > 0, ended, self.charts.index.process_set
             ),
-            "stalls": [{"ts_us": ts, "rank": rank, "text": text} for ts, rank, text in state["stalls"]],
+            "stalls": [
+                {"ts_us": ts, "rank": rank, "text": text} for ts, rank, text in state["reports"] if rank is not None
+            ],
             "dropped": state["dropped"],
             "damaged": state["damaged"],
             "operations": state["operations"],
@@ -209,18 +211,23 @@ class _Job:
 
     def _of_slow(self, slow: dict[str, Any]) -> dict[str, Any]:
         host = self.ranks[slow["rank"]]["host"]
-        since = f"second {slow['since_us'] / 1e6:.0f}"
-        if self.epoch_us:
-            since = time.strftime("%H:%M:%S", time.localtime((self.epoch_us + slow["since_us"]) / 1e6))
+        since = self._clock(slow["since_us"])
         text = (
             f"rank {slow['rank']}{f' on {host}' if host else ''} comes {milliseconds(slow['behind_ms'])} later than the "
             f"others, each {slow['per']}, since {since}"
         )
         return {**slow, "host": host, "text": text}
 
+    def _clock(self, us: float) -> str:
+        """A time of the job for a person."""
+        if not self.epoch_us:
+            return f"second {us / 1e6:.0f}"
+        return time.strftime("%H:%M:%S", time.localtime((self.epoch_us + us) / 1e6))
+
     def _notes(self, missing: Sequence[int]) -> list[str]:
         state = self.state
         notes = list(self.found.notes) if self.found is not None else []
+        notes += [f"{self._clock(ts)}: {text}." for ts, rank, text in state["reports"] if rank is None]
         if missing and state["operations"]:  # before the first one the verdict tells
             one = len(missing) == 1
             notes.append(
