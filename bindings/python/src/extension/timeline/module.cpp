@@ -97,7 +97,8 @@ nb::dict state(const index& of) {
   d["files"] = files;
   d["ranks"] = ranks;
   d["reports"] = list_of(view.reports, [](const report& r) {
-    return nb::make_tuple(microseconds(r.time), r.of_launcher ? nb::none() : nb::object(nb::int_(r.rank)), text(r.text));
+    return nb::make_tuple(microseconds(r.time), r.of_launcher ? nb::none() : nb::object(nb::int_(r.rank)),
+                          text(r.text));
   });
   return d;
 }

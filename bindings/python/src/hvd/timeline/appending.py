@@ -60,12 +60,12 @@ class Appended:
             self._end += len(text)
 
 
-def record(path: str, name: str, text: str, patience: float = 0.1) -> None:
+def record(path: str, name: str, text: str, timeout: float = 0.1) -> None:
     """Adds an event of the whole job to a timeline that a job has begun; does nothing if another process holds its lock for
     so many seconds.
     """
     event = {"ph": "i", "pid": 0, "tid": 0, "s": "g", "name": name, "ts": time.time() * 1e6, "args": {"text": text}}
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
         while True:
             try:
