@@ -111,7 +111,8 @@ def load_keras_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def without_keras(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("tensorflow", "tensorflow.keras.callbacks", "keras", "keras.callbacks"):
+        monkeypatch.setitem(sys.modules, name, None)  # which makes its import fail
 
 
 def test_log_callback_without_keras(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +148,7 @@ def test_log_callback_is_a_callback_of_keras(monkeypatch: pytest.MonkeyPatch) ->
 
     keras, callbacks = types.ModuleType("keras"), types.ModuleType("keras.callbacks")
     callbacks.Callback = Callback  # type: ignore[attr-defined]
+    without_keras(monkeypatch)
     monkeypatch.setitem(sys.modules, "keras", keras)
     monkeypatch.setitem(sys.modules, "keras.callbacks", callbacks)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "keras" else None)
     assert issubclass(load_keras_module(monkeypatch).LogCallback, Callback)
