@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -16,11 +17,12 @@ pytestmark = pytest.mark.skipif(not (PACKAGE.parent.parent / ".git").exists(), r
 
 def test_it_can_be_configured_by_itself(tmp_path: Path) -> None:
     script = "import mesonpy, sys; print(mesonpy.build_sdist(sys.argv[1]))"
-    made = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=PACKAGE, capture_output=True, text=True)
+    tools = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    made = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=PACKAGE, capture_output=True, text=True, env=tools)
     assert made.returncode == 0, made.stdout + made.stderr
     with tarfile.open(tmp_path / made.stdout.split()[-1]) as packed:
         packed.extractall(tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert (folder / "include/hvd/hvd.hpp").exists() and (folder / "LICENSE").exists()
-    done = subprocess.run(["meson", "setup", folder / "build", folder], capture_output=True, text=True)
+    done = subprocess.run(["meson", "setup", folder / "build", folder], capture_output=True, text=True, env=tools)
     assert done.returncode == 0 and f"Project version: {folder.name.removeprefix('hvd-')}" in done.stdout, done.stdout
