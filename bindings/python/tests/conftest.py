@@ -38,7 +38,7 @@ def pytest_sessionfinish() -> None:
 # --- What `-m "not rest"` leaves out, and does not import -----------------------------------------------------------
 
 # JAX, TensorFlow, Keras, Spark and what else takes minutes; of other files the tests with one of these in their names.
-REST = re.compile(r"(?!test_annotations).*(jax|tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz|in_ray_train)")
+REST = re.compile(r"(?!test_annotations).*(jax|tensorflow|keras|spark(?!dl)|test_timeline_page|test_conformance|test_fuzz|in_ray_train|test_bench_elastic)")
 HERE = Path(__file__).parent
 
 
@@ -57,7 +57,8 @@ LONGEST = [
     "test_tensorflow_ops", "test_keras_callbacks", "test_tensorflow_gradients", "test_examples_training",
     "test_spark_bench", "test_spark_more", "test_spark_run", "test_spark_kill", "test_spark_cluster", "test_fuzz",
     "test_basics", "test_dist_collectives", "test_launcher_hvdrun", "test_dist_failures", "test_runner_ranks",
-    "test_torch_optimizer", "test_timeline_live", "test_campaign", "test_dist_starts", "test_bench_tensor_parallel", "test_bench_elastic",
+    "test_torch_optimizer", "test_timeline_live", "test_campaign", "test_dist_starts", "test_bench_tensor_parallel",
+    "test_bench_elastic",
 ]
 
 

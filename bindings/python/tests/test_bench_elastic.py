@@ -12,7 +12,7 @@ pytest.importorskip("torch.nn")  # a part: a folder here has the name of the pac
 
 
 def test_all_of_it(tmp_path: Path) -> None:
-    done = BenchProgram("elastic.py", limit=120).run("--tiny", "--output", tmp_path)
+    done = BenchProgram("elastic.py", limit=300).run("--tiny", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     page, data = (next(tmp_path.glob(f"*-elastic-tiny.{ending}")) for ending in ("md", "json"))
     assert done.stdout == page.read_text(encoding="utf-8")
