@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import os
 import queue
@@ -162,11 +163,9 @@ def main(arguments: argparse.Namespace) -> int:
             for way in SCRIPTS:
                 times.setdefault((way, ranks), []).append(measure(way, ranks))
                 print(f"{way}, {ranks} ranks: {json.dumps(times[way, ranks][-1])}", file=sys.stderr)
-    import importlib.metadata as metadata
-
     run = {
         **origin(PROGRAM, *sys.argv[1:]),
-        "versions": {name: metadata.version(name) for name in ("hvd", "torch")},
+        "versions": {name: importlib.metadata.version(name) for name in ("hvd", "torch")},
         "times": [[way, ranks, found] for (way, ranks), found in times.items()],
         "wrong": [],
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,15 @@ class BenchProgram:
             [sys.executable, str(self.path), *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True,
             text=True, env={**clean, **environment}, timeout=self.limit, check=False,
         )
+
+    def results(self, folder: Path, kind: str, *arguments: object) -> tuple[str, dict[str, Any]]:
+        """The page that it prints and writes with --tiny, and the numbers beside it."""
+        done = self.run("--tiny", *arguments, "--output", folder)
+        assert done.returncode == 0, done.stderr
+        page, data = (next(folder.glob(f"*-{kind}-tiny.{ending}")) for ending in ("md", "json"))
+        assert done.stdout == page.read_text(encoding="utf-8")
+        run: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
+        return done.stdout, run
 
     def module(self, name: str) -> ModuleType:
         """A module that it imports."""

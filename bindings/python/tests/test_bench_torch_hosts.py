@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,11 @@ PROGRAM = BenchProgram("torch_hosts.py", limit=400)
 def test_all_of_it(tmp_path: Path) -> None:
     """All parts; hvd sends as little as can be."""
     hosts_module()  # or skip
-    done = PROGRAM.run("--tiny", "--output", tmp_path)
-    assert done.returncode == 0, done.stderr
-    page, data = (next(tmp_path.glob(f"*-torch-hosts-2x2-tiny.{ending}")) for ending in ("md", "json"))
-    assert done.stdout == page.read_text(encoding="utf-8")
-    run = json.loads(data.read_text(encoding="utf-8"))
+    page, run = PROGRAM.results(tmp_path, "torch-hosts-2x2")
     assert (run["hosts"], run["ranks"], run["wrong"]) == (2, 4, [])
     assert [row["bytes"] for row in run["sizes"]] == [4096, 4 << 20]
     assert 0.99 < run["sizes"][1]["sent"]["hvd"] / (4 << 20) < 1.1  # the least is 1
-    assert "| 4 MiB |" in done.stdout and "exposed" in done.stdout
+    assert "| 4 MiB |" in page and "exposed" in page
 
 
 def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

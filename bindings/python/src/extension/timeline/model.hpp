@@ -101,7 +101,7 @@ struct long_slice {
   std::int64_t begin = 0, end = 0;
 };
 
-/// Of a rank about operations that do not end, or of the launcher of an elastic job about a change of its ranks.
+/// A rank reports operations that do not end; the launcher of an elastic job reports changes of its ranks.
 struct report {
   std::int64_t time = 0;
   std::uint32_t rank = 0;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from hvd.timeline.charts import WRITTEN, Charts
 from hvd.timeline.slow import slow_rank
 from hvd.timeline.sources import Found
 from hvd.timeline.verdict import verdict
-from hvd.timeline.waiting import SHORTEST, milliseconds, ranks as named, waiting
+from hvd.timeline.waiting import SHORTEST, clock, milliseconds, ranks as named, waiting
 
 QUIET = 5.0  # seconds without an event after which a job is not said to run
 OVER = 600.0  # after which it has ended, as far as can be seen
@@ -222,7 +221,7 @@ class _Job:
         """A time of the job for a person."""
         if not self.epoch_us:
             return f"second {us / 1e6:.0f}"
-        return time.strftime("%H:%M:%S", time.localtime((self.epoch_us + us) / 1e6))
+        return clock(self.epoch_us + us)
 
     def _notes(self, missing: Sequence[int]) -> list[str]:
         state = self.state

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hvd.timeline.waiting import duration, milliseconds, ranks as named, tensor_name
+from hvd.timeline.waiting import clock, duration, milliseconds, ranks as named, tensor_name
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_RANKS = 16
@@ -165,7 +165,7 @@ def _ranks(answers: dict[str, Any]) -> Table:
 def _clock(answers: dict[str, Any], us: float) -> str:
     if not answers["epoch_us"]:
         return f"{us / 1e6:.1f} s:"
-    return time.strftime("%H:%M:%S", time.localtime((answers["epoch_us"] + us) / 1e6))
+    return clock(answers["epoch_us"] + us)
 
 
 def _number(value: float) -> str:

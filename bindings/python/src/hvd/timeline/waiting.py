@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -85,6 +86,11 @@ def _sentence(entry: dict[str, Any], ended: bool, members_known: bool) -> str:
     if not entry["without"]:
         lack = f"other ranks of set {entry['set']}"
     return f"{what}: {have} {'waits' if one else 'wait'} for {lack}, for {seconds}"
+
+
+def clock(us: float) -> str:
+    """The time of day here, of microseconds since 1970."""
+    return time.strftime("%H:%M:%S", time.localtime(us / 1e6))
 
 
 def tensor_name(text: str) -> str:
