@@ -82,7 +82,7 @@ struct control {
     wait_state waits;
   } self;
   /// The group after a loss, as this rank proposes it: see hvd/shared_memory/survivors.hpp.
-  struct alignas(apart) {
+  struct alignas(apart) proposal {
     std::atomic<std::uint32_t> round{0};  ///< the proposal for which this rank is ready
     std::uint64_t nonce = 0;
     rank_set members;

@@ -88,7 +88,9 @@ def hostfile(data):
     with refuses():
         check_hosts(hosts.parse_hostfile(path))
     with refuses("script"):
-        check_hosts(hosts._parse_lines(data.decode("utf-8", "replace").splitlines(), "script", "3"))
+        printed = hosts._parse_lines(data.decode("utf-8", "replace").splitlines(), "script", "3")
+        if printed:  # a script may print no host: then none is there yet
+            check_hosts(printed)
 
 
 def check_hosts(found):

@@ -308,14 +308,17 @@ std::optional<problem> execute(const xla_ffi::frame& f) {
                                                                                     : std::optional(other_version());
 }
 
+std::atomic<int> minor_of_tensorflow = 1;  // of the interface with which the handler is registered
+
 xla_ffi::failure* handle_call(xla_ffi::frame* f) noexcept {
   for (xla_ffi::extension* e = f->first; e != nullptr; e = e->next) {
     if (e->type != 1) continue;
     xla_ffi::description& asked = *reinterpret_cast<xla_ffi::describe_extension*>(e)->description;
     asked.version.size = sizeof(asked.version);
     asked.version.major = 0;
-    // TensorFlow and JAX have an XLA each.
-    asked.version.minor = std::min(f->api->version.minor, xla_ffi::newest_minor);
+    // TensorFlow and JAX have an XLA each; that of TensorFlow 2.20 passes no interface here.
+    const int minor = f->api != nullptr ? f->api->version.minor : minor_of_tensorflow.load();
+    asked.version.minor = std::min(minor, xla_ffi::newest_minor);
     asked.traits = 0;
     return nullptr;
   }
@@ -360,6 +363,7 @@ std::string register_handler(const char* path) {
       api->version.minor > xla_ffi::newest_minor) {
     return "the XLA of this TensorFlow has a version of its interface for such calls other than 0.1 to 0.3";
   }
+  minor_of_tensorflow = api->version.minor;
   constexpr std::string_view name = "hvd_collective", platform = "Host";
   xla_ffi::registration r{};
   r.size = sizeof(r);
