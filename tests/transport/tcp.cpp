@@ -3,6 +3,7 @@
 #include <transport/launchers.hpp>
 
 #include <hvd/detail/siphash.hpp>
+#include <hvd/engine.hpp>
 #include <hvd/hierarchical.hpp>
 #include <hvd/transport/tcp.hpp>
 
@@ -124,6 +125,32 @@ TEST_CASE("TCP: a rank that is killed is named by all, at once") {
     }
   }));
   for (const std::size_t r : {0, 1, 3}) CHECK(seen[r] == 1);
+}
+
+// The engine asks for what has arrived, and does not wait in a receive.
+TEST_CASE("TCP: an engine names a rank that is killed, at once, and after seconds one that has left") {
+  for (const bool killed : {true, false}) {
+    const hvd::test::left_behind seen(4);
+    static_cast<void>(hvd::fork_run(4, [&](hvd::ShmTransport& started) {
+      TcpTransport comm = on_tcp::connect(started, long_deadline().failure);
+      const auto rank = static_cast<std::size_t>(comm.rank());
+      auto since = std::chrono::steady_clock::now();
+      try {
+        hvd::Engine engine(comm);
+        std::vector<float> x(10, 1);
+        engine.allreduce("first", x).wait();
+        if (rank == 2 && killed) std::raise(SIGKILL);
+        if (rank == 2) return;
+        since = std::chrono::steady_clock::now();
+        engine.allreduce("second", x).wait();
+      } catch (const hvd::error& e) {
+        const bool quick = std::chrono::steady_clock::now() - since < (killed ? 4s : 20s);
+        seen[rank] = e.kind() == hvd::error::peer_lost && e.rank() == 2 && quick ? 1 : 2;
+        if (seen[rank] != 1) std::fprintf(stderr, "%s\n", e.what());
+      }
+    }));
+    for (const std::size_t r : {0, 1, 3}) CHECK(seen[r] == 1);
+  }
 }
 
 TEST_CASE("TCP: a rank that looks late names the rank that was killed, not one that ended because of it") {

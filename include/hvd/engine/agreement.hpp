@@ -22,6 +22,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -82,6 +83,7 @@ class agreement {
     words_ = std::move(words);
     incoming_.resize(words_.size());
     step_ = 0;
+    waits_since_.reset();
     active_ = true;
     if (!before_.empty()) tell();
   }
@@ -94,6 +96,7 @@ class agreement {
       if (!await(from, until, p, waited_for)) return false;
       comm_.recv(reinterpret_cast<std::byte*>(incoming_.data()), bytes(), from);
       for (std::size_t i = 0; i != words_.size(); ++i) words_[i] |= incoming_[i];
+      waits_since_.reset();
       if (++step_ != before_.size()) tell();
     }
     active_ = false;
@@ -167,7 +170,7 @@ class agreement {
     waited_for.store(from, std::memory_order_relaxed);
     peer_memory* const peers = comm_.peers();
     if (peers != nullptr) peers->waits().begin(from);
-    const auto began = clock::now();
+    if (!waits_since_) waits_since_ = clock::now();
     bool come = false;
     if (comm_.simulated()) {
       comm_.await_arrival(std::span(&from, 1));
@@ -179,7 +182,7 @@ class agreement {
         if (peers != nullptr) {
           peers->waits().look();
           peers->check_alive(from, arrived);
-        } else if (clock::now() - began > std::chrono::seconds(5) && !arrived()) {
+        } else if (clock::now() - *waits_since_ > std::chrono::seconds(5) && !arrived()) {
           comm_.check();  // checks all ranks: one that ended properly may count as lost, so not at once
         }
       }
@@ -242,6 +245,7 @@ class agreement {
   std::vector<int> before_, behind_;  // the ranks that this one reads from, and sends to, in each step
   std::vector<std::uint64_t> words_, incoming_;
   std::size_t step_ = 0;
+  std::optional<clock::time_point> waits_since_;  // in this step, over all calls of finish
   bool active_ = false;
   std::unique_ptr<doorbell> own_doorbell_;
   shared_array<std::byte> shared_doorbells_;

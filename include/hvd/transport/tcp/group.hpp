@@ -111,7 +111,11 @@ class tcp_group {
     check_peer("arrived", from);
     tcp_peer& p = peers_[static_cast<std::size_t>(from)];
     if (!p.kept[0].empty()) return true;
-    if (from == rank_ || !p.look()) return false;
+    if (from == rank_) return false;
+    if (!p.look()) {
+      ended(from);
+      return false;
+    }
     judge(from);
     return p.header().what() == channel::user;
   }

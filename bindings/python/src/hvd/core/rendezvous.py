@@ -1,6 +1,7 @@
 """A worker of an elastic job asks its launcher for its place in each round; see hvd/launcher/rounds.py.
 
-They talk over a Unix socket in a folder that only the user can enter, in lines of JSON. The first line of a worker has
+They talk over a Unix socket in a folder that only the user can enter, in lines of JSON. On another host than the
+launcher's, supervisor/away.py has such a socket. The first line of a worker has
 the secret of the job. A round is a job of fixed size with a name of its own.
 """
 
@@ -48,7 +49,7 @@ class Rendezvous:
         """
         self._change = 0
         self._committed = False
-        self._send(ask=True)
+        self._send(ask=True, ports=_free_ports())
         while True:
             line = self._read()
             if "refused" in line:
@@ -92,6 +93,14 @@ class Rendezvous:
         line, _, self._rest = self._rest.partition(b"\n")
         words: dict[str, Any] = json.loads(line)
         return words
+
+
+def _free_ports() -> list[int]:
+    """Two ports that are free now, for the ranks of several hosts to meet at, if this process becomes rank 0."""
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in (one, other)]
 
 
 _rendezvous: Rendezvous | None = None

@@ -32,13 +32,13 @@ from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import FAREWELL, GRACE, Job
-from hvd.launcher.local import MEETING, MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
+from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
 from hvd.launcher.network import ask_host, find_interfaces
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
 from hvd.launcher.supervisor import planning, rank as guard, spread, torchrun
 from hvd.launcher.supervisor.client import GUARD
-from hvd.launcher.supervisor.interfaces import named, stripped, variables
+from hvd.launcher.supervisor.interfaces import named, variables
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
 from hvd.remote.network import free_ports, interfaces as own_interfaces
@@ -101,7 +101,7 @@ def run_across(
     if sentence := torchrun.remove_outer(base):
         (notify or warnings.warn)(sentence)
     identity = new_identity()
-    interfaces = stripped(interfaces) or named(base)
+    interfaces = interfaces or named(base)
     words, _ = find_program(command, base)
     mpiexec = None if base.get("HVD_TRANSPORT") == "tcp" else next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:
@@ -163,7 +163,7 @@ def run_across(
                     verbose("; ".join(f"{name} is reached by {', '.join(found)}" for name, found in zip(names, chosen)))
         found = {torchrun.ADDRESS: meeting[0], torchrun.PORT: str(meeting[1][0])}
         if mpiexec is None:  # mpiexec's messages are not encrypted
-            options["env"].update(zip(MEETING, (f"{meeting[0]}:{meeting[1][1]}", secrets.token_hex(16))))
+            options["env"].update(zip(guard.MEETING, (f"{meeting[0]}:{meeting[1][1]}", secrets.token_hex(16))))
         options["meeting"] = {name: value for name, value in found.items() if name not in base}
         tee = stack.enter_context(files_of_ranks(output_dir, size)) if output_dir is not None else None
         show = on_line or printer or LinePrinter()
@@ -191,7 +191,7 @@ def run_across(
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
                 handle = heed(job, rank, hosts_of_ranks[rank], missing, kept, timeline)
-                only = GuardLines(token, handle) if stream == "stderr" else None
+                only = guard.GuardLines(token, handle) if stream == "stderr" else None
                 job.outputs.listen(fd, rank, stream, only)
         python = [sys.executable, "-I", "-S", str(GUARD)]
         if mpiexec is None:
@@ -256,47 +256,6 @@ def extension_file(pin: str | None) -> str:
     if pin:
         _core.parse_pin(pin)
     return str(_core.__file__)
-
-
-class GuardLines:
-    """Removes the marked lines of a rank's guard from the rank's output, however the output is split."""
-
-    def __init__(self, token: str, handle: Callable[[list[Any]], None]) -> None:
-        self._mark = f"{guard.MARK}{token} ".encode()
-        self._handle = handle
-        self._held = b""  # a possible beginning of such a line
-
-    def __call__(self, data: bytes) -> bytes:
-        text, self._held = self._held + data, b""
-        if not data:
-            return text
-        passed = b""
-        while text:
-            before, found, _ = text.partition(self._mark[:1])
-            passed += before
-            text = text[len(before) :]
-            if not found:
-                break
-            line, newline, rest = text.partition(b"\n")
-            if line.startswith(self._mark) and newline and (words := _parsed(line[len(self._mark) :])) is not None:
-                self._handle(words)
-                text = rest
-            elif not newline and (line.startswith(self._mark) or self._mark.startswith(line)):
-                self._held = text
-                break
-            else:
-                passed += text[:1]
-                text = text[1:]
-        return passed
-
-
-def _parsed(text: bytes) -> list[Any] | None:
-    """The words in a guard's line; None if a rank has written into the middle of it."""
-    try:
-        words = json.loads(text)
-    except ValueError:
-        return None
-    return words if isinstance(words, list) else None
 
 
 def heed(

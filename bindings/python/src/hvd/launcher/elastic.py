@@ -1,9 +1,13 @@
-"""hvd/launcher/elastic.py: an elastic job on this host: the rounds of rounds.py, with processes and sockets."""
+"""hvd/launcher/elastic.py: an elastic job: the rounds of rounds.py, with processes and sockets.
+
+A worker on another host is here a process that stands for it: see supervisor/away.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import json
 import os
 import secrets
@@ -11,7 +15,6 @@ import selectors
 import shutil
 import signal
 import socket
-import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +22,32 @@ from typing import Any, Callable
 
 from hvd.core.rendezvous import ADDRESS, SECRET, SLOT
 from hvd.launcher.command import Program
-from hvd.launcher.hosts import Discovery, is_local
-from hvd.launcher.job import Job
+from hvd.launcher.errors import LaunchError
+from hvd.launcher.hosts import Discovery
+from hvd.launcher.job import FAREWELL, GRACE, Job
 from hvd.launcher.outcome import Outcome
+from hvd.launcher.reach import find_agent, is_away, try_hosts
 from hvd.launcher.rounds import Failure, Limits, Rounds
 from hvd.launcher.streams import OnLine, Tee
-from hvd.launcher.supervisor import rank as guard
+from hvd.launcher.supervisor import rank as guard, spread, torchrun
+from hvd.launcher.supervisor.away import process_of
 from hvd.launcher.supervisor.client import Supervisor
+from hvd.remote.network import interfaces as own_interfaces
 from hvd.timeline.appending import record
 
 LONGEST = 1 << 12  # bytes of a worker's line
 LONGEST_FOLDER = 80  # bytes, in which a Unix socket's name of at most 107 has room
+HERE = ""  # this machine
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How workers are started on other hosts: see run_across. `limit`: seconds for hosts to answer."""
+
+    limit: float
+    ssh_port: int | None = None
+    ssh_identity: str | None = None
+    interfaces: Sequence[str] = ()
 
 
 @dataclass
@@ -43,22 +61,27 @@ class _Line:
 
 
 class ElasticJob(Job):
-    """A Job whose programs are slots for workers. `hosts`: names of this host, with the number of workers that each can
-    have, unless `discovery` finds them. `identity`: the name of the job.
+    """A Job whose programs are slots for workers. `hosts`: with the number of workers that each can have, unless
+    `discovery` finds them. `reach`: None if all of them must be names of this host. `identity`: the name of the job.
     """
 
     def __init__(
         self, env: Mapping[str, str], on_line: OnLine, tee: Tee | None, notify: Callable[[str], None] | None,
-        limits: Limits, hosts: Mapping[str, int], discovery: Discovery | None, identity: Mapping[str, str],
+        limits: Limits, hosts: Mapping[str, int], discovery: Discovery | None, reach: Reach | None,
+        identity: Mapping[str, str],
     ) -> None:  # fmt: skip
         super().__init__(env, on_line, tee, notify)
         self.elastic = True
         self._rounds = Rounds(limits, {} if discovery else dict(hosts), self, fixed=discovery is None)
         self._discovery = discovery
         self._listed: list[tuple[str, int]] | None = None  # what it has found at last
-        self._ours: set[str] = set()  # names of this host
+        self._reach = reach
+        self._away: dict[str, bool] = {}  # hosts, and whether they are other ones
+        self._agent = ""  # with which those are reached
+        self._ports: dict[int, list[int]] = {}  # free ones on the host of the worker in each slot
+        self._meeting: dict[str, str] = {}  # of this round's ranks
         self._complaint: str | None = None  # of the discovery, at last; None before it has found hosts
-        self._name = identity["HVD_JOB"]
+        self._identity = identity
         self._secret = secrets.token_hex(16)
         short = len(os.fsencode(tempfile.gettempdir())) <= LONGEST_FOLDER
         self._folder = tempfile.mkdtemp(prefix="hvd-", dir=None if short else "/tmp")  # only this user can enter it
@@ -78,6 +101,9 @@ class ElasticJob(Job):
 
     def run(self, *args: Any, **kwargs: Any) -> Outcome:
         """See Job.run."""
+        others = [name for name in self._rounds.hosts if self._is_away(name)]
+        if others and self._reach:
+            try_hosts(others, self._agent, self.env, None, self._reach.limit)
         self._listener.bind(self._address)
         self._listener.listen(128)
         return super().run(*args, **kwargs)
@@ -131,11 +157,10 @@ class ElasticJob(Job):
             if found is None or found == self._listed:
                 return
             self._listed = found
-            self._ours |= {name for name, _ in found if name not in self._ours and is_local(name)}  # may ask a name server
-            others = ", ".join(name for name, _ in found if name not in self._ours)
-            complaint = f"elastic jobs run on one host so far, so the ranks cannot use {others}" if others else ""
-            self._rounds.found({name: count for name, count in found if name in self._ours})
-        except ValueError as error:
+            others = ", ".join(name for name, _ in found if self._is_away(name) and not self._reach)
+            complaint = f"the ranks of this elastic job are all on this host, so they cannot use {others}" if others else ""
+            self._rounds.found({name: count for name, count in found if self._reach or not self._away[name]})
+        except (ValueError, LaunchError) as error:
             if self._complaint is None:
                 return self.refuse(str(error))
             complaint, self._listed = f"{error}; the hosts stay as they are", None
@@ -143,15 +168,51 @@ class ElasticJob(Job):
             self.say(complaint)
         self._complaint = complaint
 
+    def _is_away(self, name: str) -> bool:
+        """Whether a host is another one. Raises LaunchError if it cannot be reached because this host lacks a program."""
+        if name not in self._away:
+            away = is_away(name, self.env if self._reach else {})
+            if away and self._reach and not self._agent:
+                known = self._reach.ssh_port, self._reach.ssh_identity, self._reach.limit
+                self._agent = find_agent([name], self.env, self._folder, *known)
+            self._away[name] = away
+        return self._away[name]
+
     # The actions of the rounds: see rounds.Actions.
 
-    def start(self, slot: int) -> None:
+    def start(self, slot: int, host: str) -> None:
         if self._supervisor is not None:
-            self._supervisor.start(slot)
+            self._supervisor.start(slot, **(self._from_afar(slot, host) if self._is_away(host) else {}))
+
+    def _from_afar(self, slot: int, host: str) -> dict[str, Any]:
+        """What is different in the order of a worker on another host."""
+        program, reach = self.programs[slot], self._reach or Reach(0)
+        options: dict[str, Any] = {
+            "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": ["", ""], "result": None,
+            "timeline": None, "network": [{}], "interfaces": reach.interfaces, "meeting": {}, "env": dict(self._identity),
+            # The guard there ends before this one ends the process that stands for it.
+            "grace": GRACE / 2, "farewell": FAREWELL - GRACE,
+        }  # fmt: skip
+        order = {"hosts": [(host, True)], "agent": self._agent, "folder": "", "options": options}
+        argv = [*spread.PROGRAM, "away", *program.argv]
+        return {"argv": argv, "executable": argv[0], "cpus": None, "env": {**program.env, spread.ORDER: json.dumps(order)}}
+
+    def machine(self, host: str) -> str:
+        return host if self._is_away(host) else HERE
 
     def place(self, slot: int, rank: int, hosts: Sequence[str], number: int) -> None:
-        place = {**guard.place(rank, [len(hosts)], ["localhost"]), "HOROVOD_HOSTNAME": hosts[rank]}
-        self._tell(slot, place={**place, "HVD_JOB": f"{self._name}-{number}"})
+        together = [(machine, len(list(ranks))) for machine, ranks in itertools.groupby(map(self.machine, hosts))]
+        machines, counts = zip(*together)
+        if rank == 0 and self._reach:
+            address, ports = address_of(machines, self._reach.interfaces), self._ports[slot]
+            store = {torchrun.ADDRESS: address, torchrun.PORT: str(ports[0])}
+            self._meeting = {
+                **{name: text for name, text in store.items() if name not in self.env},
+                "HVD_TRANSPORT": "tcp" if len(counts) > 1 else "shm",
+                **dict(zip(guard.MEETING, (f"{address}:{ports[1]}", self._secret))),
+            }
+        place = {**guard.place(rank, list(counts), list(machines)), "HOROVOD_HOSTNAME": hosts[rank], **self._meeting}
+        self._tell(slot, place={**place, "HVD_JOB": f"{self._identity['HVD_JOB']}-{number}"})
 
     def change(self, slot: int, how: int) -> None:
         self._tell(slot, change=how)
@@ -190,9 +251,8 @@ class ElasticJob(Job):
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, user, _ = struct.unpack("3i", credentials)
-            if user != os.geteuid() or self._selector is None:
+            pid = process_of(connection)
+            if pid is None or self._selector is None:
                 return connection.close()
             line = _Line(connection, pid)
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(line))
@@ -227,6 +287,7 @@ class ElasticJob(Job):
             line.slot = slot
             self._lines[slot] = line
         elif words.get("ask"):
+            self._ports[line.slot] = words.get("ports")
             self._rounds.asked(line.slot)
         elif words.get("committed"):
             self._rounds.committed(line.slot)
@@ -248,3 +309,21 @@ class ElasticJob(Job):
         if self._selector is not None and line.socket.fileno() >= 0:
             self._selector.unregister(line.socket)
             line.socket.close()
+
+
+def address_of(machines: Sequence[str], interfaces: Sequence[str]) -> str:
+    """The address of the first machine for the others, as far as this one knows. `interfaces`: those that may be used;
+    any if it is empty.
+    """
+    other = next(filter(None, machines), "localhost")
+    if machines[0] != HERE:
+        with contextlib.suppress(OSError):
+            return socket.gethostbyname(machines[0])
+        return machines[0]
+    for name, address, _ in own_interfaces():
+        if name in interfaces:
+            return str(address)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((other, 9))  # sends nothing
+        return str(route.getsockname()[0])
+    return socket.gethostname()

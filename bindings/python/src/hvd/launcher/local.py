@@ -16,7 +16,7 @@ from hvd.descriptors import above_streams
 from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
-from hvd.launcher.elastic import ElasticJob
+from hvd.launcher.elastic import ElasticJob, Reach
 from hvd.launcher.hosts import Discovery
 from hvd.launcher.job import Job
 from hvd.launcher.rounds import Limits
@@ -26,7 +26,6 @@ from hvd.launcher.supervisor.processes import segment_prefix
 from hvd.remote.errors import RankFailed
 
 MOST_RANKS = 1024
-MEETING = (guard.TCP_ADDRESS, "HVD_TCP_SECRET")  # of ranks on several hosts: see TcpTransport::from_environment
 
 
 @above_streams()
@@ -50,6 +49,7 @@ def run_local(
     restart: tuple[int, int] = (0, 0),
     elastic: Limits | None = None,
     discovery: Discovery | None = None,
+    reach: Reach | None = None,
 ) -> list[int]:
     """Runs a command as `np` ranks of one job on this host, over shared memory. Returns when all have succeeded: the
     number that each rank had at its start, which differs from its rank only in an elastic job.
@@ -76,7 +76,8 @@ def run_local(
     hosts: names of this host as listed, each with its number of ranks, for HOROVOD_HOSTNAME; default "localhost".
     restart: the number of this start, for HVD_RESTART, and the most that there may be.
     elastic: the limits of a job that goes on when ranks fail; `np` is then the number of its slots. See rounds.py.
-    discovery: finds the names of this host in such a job, which may come and go; else they are those in `hosts`.
+    discovery: finds the hosts of such a job, which may come and go; else they are those in `hosts`.
+    reach: how such a job starts ranks on other hosts; None if it may not.
 
     When a rank fails, the others get SIGTERM, and SIGKILL after 5 s. Processes started by ranks end with them. Raises
     RankFailed for the first failed rank when all are gone; LaunchError if the ranks cannot be started; ValueError for
@@ -108,7 +109,7 @@ def run_local(
         }
         show = on_line or printer or LinePrinter()
         common_to_jobs = (base, show, tee, notify)
-        job = ElasticJob(*common_to_jobs, elastic, listed, discovery, identity) if elastic else Job(*common_to_jobs)
+        job = ElasticJob(*common_to_jobs, elastic, listed, discovery, reach, identity) if elastic else Job(*common_to_jobs)
         stack.callback(job.close)
         for rank in range(np):
             own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}
@@ -165,9 +166,9 @@ def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:
     what a launcher around this one has set for its ranks to meet.
     """
     base = dict(os.environ if env is None else env)
-    if MEETING[0] in base and base.get("HVD_TRANSPORT") == "tcp":  # which that launcher has set, too
+    if guard.TCP_ADDRESS in base and base.get("HVD_TRANSPORT") == "tcp":  # which that launcher has set, too
         del base["HVD_TRANSPORT"]
-    for name in (*MEETING, *rendezvous.VARIABLES):
+    for name in (*guard.MEETING, *rendezvous.VARIABLES):
         base.pop(name, None)
     base.setdefault("PYTHONUNBUFFERED", "1")
     return base

@@ -14,10 +14,12 @@ from typing import Any, NoReturn, TextIO
 
 from hvd.launcher import hosts, options, restarts, settings, timeline
 from hvd.launcher.console import LinePrinter, Speech
+from hvd.launcher.elastic import Reach
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
 from hvd.launcher.rounds import Limits
 from hvd.launcher.signals import PASSED, SIGNALS
+from hvd.launcher.supervisor.interfaces import named as interfaces_in, stripped
 from hvd.launcher.supervisor.processes import open_streams
 from hvd.remote.errors import RankFailed
 
@@ -135,8 +137,11 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         for sentence in settings.warnings(vars(chosen), "on one host"):
             speech.warn(sentence)
     page = timeline.wanted(env)
-    if chosen.elastic and several:
-        raise ValueError("elastic jobs run on one host so far: leave out the hosts, or --min-np and --max-np")
+    if chosen.elastic and several and (chosen.mpi or env.get("HVD_TRANSPORT") == "mpi"):
+        raise ValueError("an MPI cannot lose ranks: elastic jobs on several hosts run over TCP (--gloo)")
+    if chosen.elastic and several and pin:
+        raise ValueError(f"--pin {pin}: elastic jobs on several hosts do not pin ranks so far")
+    interfaces = stripped((chosen.network_interfaces or "").split(","))
     common: dict[str, Any] = {
         "stdin": 0,
         "bind": not chosen.binding_args if several else binding(chosen.binding_args, speech),
@@ -151,11 +156,14 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         slots = sum(count for _, count in listed)
         common["elastic"] = Limits.of(chosen.min_num_proc, chosen.np, slots, chosen.reset_limit, cooldown, env)
         common["discovery"] = discovery
+        if not pin and (several or discovery):
+            common["reach"] = Reach(timeout, chosen.ssh_port, chosen.ssh_identity_file, interfaces or interfaces_in(env))
+        several = False  # the processes of this host stand for those of others
     if several:
         common["waiting"] = speech.waiting
         common["ssh_port"] = chosen.ssh_port
         common["ssh_identity"] = chosen.ssh_identity_file
-        common["interfaces"] = chosen.network_interfaces.split(",") if chosen.network_interfaces else ()
+        common["interfaces"] = interfaces
         common["mpi_args"] = [*(chosen.binding_args or []), *(chosen.mpi_args or [])]
         if chosen.mpi:
             env.setdefault("HVD_TRANSPORT", "mpi")

@@ -35,40 +35,57 @@ def reach(
 
     Raises LaunchError for hosts that cannot be reached.
     """
-    launcher = env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
-    agent = env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
-    if mpiexec is None and launcher not in ("", "ssh", "rsh"):
-        launcher = agent = ""  # that of a resource manager, which starts one program on many hosts
+    launcher = launcher_in(env)
     ssh_options = ssh_port is not None or ssh_identity is not None
     if mpiexec and not ssh_options and not launcher and any(name in env for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")):
         return [], [], ""  # Hydra uses the resource manager that allocated the hosts
     if mpiexec and launcher not in ("", "ssh", "rsh"):
         return [], [], ""
-    others = [name for name, _ in places if not hosts.is_local(name) or env.get("HYDRA_LAUNCHER_AUTOFORK") == "0"]
+    others = [name for name, _ in places if is_away(name, env)]
     if not others:
         return [], [], ""
-    arguments = []
-    if launcher != "rsh" and not agent:
-        ssh = shutil.which("ssh", path=env.get("PATH", os.defpath))
-        if not ssh:
-            raise LaunchError(f"{', '.join(others)}: hosts are reached by ssh, which is not in PATH")
-        if ssh_identity is not None and not Path(ssh_identity).is_file():
-            raise LaunchError(f"-i {ssh_identity}: there is no such file")
-        line = [ssh, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(limit))}"]
-        line += ["-p", str(ssh_port)] if ssh_port is not None else []
-        line += ["-i", os.path.abspath(ssh_identity)] if ssh_identity is not None else []
-        agent = os.path.join(folder, "ssh")
-        Path(agent).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n', encoding="utf-8")
-        os.chmod(agent, 0o700)
-        arguments = ["-launcher", "ssh", "-launcher-exec", agent]
-    agent = agent or shutil.which("rsh") or ""
-    if not agent and mpiexec is None:
+    agent = find_agent(others, env, folder, ssh_port, ssh_identity, limit)
+    try_hosts(others, agent, env, mpiexec, limit)
+    if verbose:
+        verbose(f"{', '.join(others)} can be reached")
+    return ["-launcher", "ssh", "-launcher-exec", agent] if os.path.dirname(agent) == folder else [], others, agent
+
+
+def launcher_in(env: Mapping[str, str]) -> str:
+    """The program for other hosts, ssh, rsh or that of a resource manager, as MPICH's mpiexec is told; "" for any."""
+    return env.get("HYDRA_LAUNCHER") or env.get("HYDRA_BOOTSTRAP") or ""
+
+
+def is_away(name: str, env: Mapping[str, str]) -> bool:
+    """Whether a host is reached by an agent. Tests reach even this host so. May ask a name server."""
+    return env.get("HYDRA_LAUNCHER_AUTOFORK") == "0" or not hosts.is_local(name)
+
+
+def find_agent(
+    others: Sequence[str], env: Mapping[str, str], folder: str, ssh_port: int | None, ssh_identity: str | None, limit: float
+) -> str:
+    """The agent for hosts: `agent HOST COMMAND` runs a command there. One for ssh is written to `folder`. Raises
+    LaunchError if this host has no program for that.
+    """
+    launcher, agent = launcher_in(env), env.get("HYDRA_LAUNCHER_EXEC") or env.get("HYDRA_BOOTSTRAP_EXEC") or ""
+    if launcher not in ("", "ssh", "rsh"):
+        launcher = agent = ""  # that of a resource manager, which starts one program on many hosts
+    if launcher == "rsh" and not agent and not (agent := shutil.which("rsh") or ""):
         raise LaunchError(f"{', '.join(others)}: HYDRA_LAUNCHER=rsh, but rsh is not in PATH; unset it for ssh")
     if agent:
-        try_hosts(others, agent, env, mpiexec, limit)
-        if verbose:
-            verbose(f"{', '.join(others)} can be reached")
-    return arguments, others if agent else [], agent
+        return agent
+    ssh = shutil.which("ssh", path=env.get("PATH", os.defpath))
+    if not ssh:
+        raise LaunchError(f"{', '.join(others)}: hosts are reached by ssh, which is not in PATH")
+    if ssh_identity is not None and not Path(ssh_identity).is_file():
+        raise LaunchError(f"-i {ssh_identity}: there is no such file")
+    line = [ssh, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(limit))}"]
+    line += ["-p", str(ssh_port)] if ssh_port is not None else []
+    line += ["-i", os.path.abspath(ssh_identity)] if ssh_identity is not None else []
+    agent = os.path.join(folder, "ssh")
+    Path(agent).write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n', encoding="utf-8")
+    os.chmod(agent, 0o700)
+    return agent
 
 
 def try_hosts(names: Sequence[str], agent: str, env: Mapping[str, str], mpiexec: str | None, limit: float) -> None:

@@ -63,11 +63,16 @@ class Failure:
 class Actions(Protocol):
     """The effects of a job's rounds on its workers."""
 
-    def start(self, slot: int) -> None:
-        """Starts a worker in a slot."""
+    def start(self, slot: int, host: str) -> None:
+        """Starts a worker in a slot, on a host."""
 
     def place(self, slot: int, rank: int, hosts: Sequence[str], number: int) -> None:
-        """Gives a worker its rank in round `number`. `hosts` has the host of each rank; equal ones are together."""
+        """Gives a worker its rank in round `number`: rank 0 first. `hosts` has the host of each rank; those on one machine
+        are together.
+        """
+
+    def machine(self, host: str) -> str:
+        """The machine that has this name."""
 
     def change(self, slot: int, how: int) -> None:
         """Tells a worker that others have come or gone, as in hvd/core/rendezvous.py."""
@@ -319,7 +324,7 @@ class Rounds:
                     self._slots[slot] = _Slot(host)
                 self._slots[slot].worker = _Worker(self._born)
                 self._born += 1
-                self.actions.start(slot)
+                self.actions.start(slot, host)
                 started.append(slot)
         return started
 
@@ -395,8 +400,9 @@ class Rounds:
         self._told = 0
         self._since = time.monotonic()
         before = sum(worker.round > 0 for _, worker in ready)
-        by_host = dict.fromkeys(self._slots[slot].host for slot, _ in ready)  # the host of the oldest is the first
-        ordered = [one for host in by_host for one in ready if self._slots[one[0]].host == host]
+        machine = {slot: self.actions.machine(self._slots[slot].host) for slot, _ in ready}
+        # The machine of the oldest is the first.
+        ordered = [one for each in dict.fromkeys(machine.values()) for one in ready if machine[one[0]] == each]
         hosts = [self._slots[slot].host for slot, _ in ordered]
         for rank, (slot, worker) in enumerate(ordered):
             worker.round, worker.rank, worker.asking = self.number, rank, False

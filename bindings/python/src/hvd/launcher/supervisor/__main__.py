@@ -22,6 +22,10 @@ def main() -> None:
         from .spread import proxy, spread
 
         sys.exit(proxy() if sys.argv[1] == "proxy" else spread(sys.argv[2:]))
+    if sys.argv[1] in ("away", "worker"):
+        from .away import away, worker
+
+        sys.exit(worker() if sys.argv[1] == "worker" else away(sys.argv[2:]))
     if sys.argv[1] == "rank":
         from .rank import OPTIONS, keep_rank
 

@@ -64,9 +64,11 @@ class Supervisor:
         """Sends all programs a signal that does not have to end them."""
         self._give(f"pass {int(number)}\n".encode())
 
-    def start(self, index: int) -> None:
-        """Starts a program of an elastic job, which has ended or was never started."""
-        self._give(f"start {index}\n".encode())
+    def start(self, index: int, **other: Any) -> None:
+        """Starts a program of an elastic job, which has ended or was never started. `other`: entries of its order that
+        are different this time.
+        """
+        self._give(f"start {index} {json.dumps(other)}\n".encode())
 
     def _give(self, line: bytes) -> None:
         with self._telling:

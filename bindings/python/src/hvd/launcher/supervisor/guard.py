@@ -105,9 +105,11 @@ class Guard:
             os.close(fd)
         return well
 
-    def start_one(self, index: int) -> bool:
-        """Starts a program. Returns False, after a report, if it could not be started."""
-        program = self.programs[index]
+    def start_one(self, index: int, other: bytes = b"") -> bool:
+        """Starts a program. Returns False, after a report, if it could not be started. `other`: what is different this
+        time, in JSON.
+        """
+        program = {**self.programs[index], **json.loads(other or b"{}")}
         stdin, stdout, stderr = program["fds"]
         # In an elastic job ranks have other numbers in each round, so that reports of lost ones would name wrong ones.
         lost = {} if self.lasting else {LOST: self.lost.path}
@@ -221,14 +223,14 @@ class Guard:
         """Executes the complete lines sent by the launcher."""
         while b"\n" in self.commands:
             line, _, self.commands = self.commands.partition(b"\n")
-            word, number, *seconds = line.split()
+            word, number, *more = line.split(b" ", 2)
             if word == b"pass":
                 self.pass_on(int(number))
             elif word == b"start":
                 if self.lasting:  # else all are being ended
-                    self.start_one(int(number))
+                    self.start_one(int(number), *more)
             else:
-                self.stop(int(number), float(seconds[0]))
+                self.stop(int(number), float(more[0]))
 
     def pass_on(self, number: int) -> None:
         """Sends all programs a signal that does not end them by itself. Reports it, unless mpiexec forwards it through

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 from . import events, planning, torchrun
 from .guard import CARRIERS, STOPPING, Guard
@@ -19,6 +19,7 @@ from .interfaces import of_this_host, variables
 from .processes import PR_SET_PDEATHSIG, prctl, processes_of, segment_prefix, sweep
 
 TCP_ADDRESS = "HVD_TCP_ADDRESS"  # where ranks of several hosts meet: see TcpTransport::from_environment
+MEETING = (TCP_ADDRESS, "HVD_TCP_SECRET")
 MARK = "\x1ehvd:"  # begins a line of a rank's guard in the rank's output; the job's token and words follow
 OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard, because all users can read a command line
 WINDOW = 1 << 15  # bytes of input in flight to a rank: mpiexec fails when the pipe to it is full
@@ -85,6 +86,47 @@ class RankGuard(Guard):
                 return
             for at in range(0, len(piece), PIECE):
                 self.tell("timeline", binascii.b2a_base64(piece[at : at + PIECE], newline=False).decode())
+
+
+class GuardLines:
+    """Removes the marked lines of a rank's guard from the rank's output, however the output is split."""
+
+    def __init__(self, token: str, handle: Callable[[list[Any]], None]) -> None:
+        self._mark = f"{MARK}{token} ".encode()
+        self._handle = handle
+        self._held = b""  # a possible beginning of such a line
+
+    def __call__(self, data: bytes) -> bytes:
+        text, self._held = self._held + data, b""
+        if not data:
+            return text
+        passed = b""
+        while text:
+            before, found, _ = text.partition(self._mark[:1])
+            passed += before
+            text = text[len(before) :]
+            if not found:
+                break
+            line, newline, rest = text.partition(b"\n")
+            if line.startswith(self._mark) and newline and (words := _parsed(line[len(self._mark) :])) is not None:
+                self._handle(words)
+                text = rest
+            elif not newline and (line.startswith(self._mark) or self._mark.startswith(line)):
+                self._held = text
+                break
+            else:
+                passed += text[:1]
+                text = text[1:]
+        return passed
+
+
+def _parsed(text: bytes) -> list[Any] | None:
+    """The words in a guard's line; None if a rank has written into the middle of it."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) else None
 
 
 def place(rank: int, counts: list[int], names: list[str]) -> dict[str, str]:

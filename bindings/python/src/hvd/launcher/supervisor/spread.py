@@ -9,6 +9,7 @@ ranks on that side of it. So the ranks of a host that was cut off are gone after
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import selectors
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Callable
@@ -29,7 +30,7 @@ from .rank import MARK, OPTIONS
 
 ORDER = "HVD_SPREAD"  # the variable with the order for `spread`
 FRAME = struct.Struct("!BIH")  # kind, number, bytes that follow
-ALIVE, SIGNAL, INPUT, STDOUT, STDERR, ENDED = range(6)
+ALIVE, SIGNAL, INPUT, STDOUT, STDERR, ENDED, LINE = range(7)
 # Seconds: a frame is sent so often, and without one for so long the other side is lost. Longer than hvd itself needs to
 # name a host without a network, and than a host that has too much to do is silent.
 OFTEN, SILENCE = 5.0, 30.0
@@ -117,10 +118,10 @@ def flush(link: Link, selector: selectors.BaseSelector) -> None:
 
 
 @contextlib.contextmanager
-def signals() -> Iterator[tuple[int, Callable[[], list[int]]]]:
+def signals(numbers: Iterable[int] = SIGNALS) -> Iterator[tuple[int, Callable[[], list[int]]]]:
     """A descriptor that is readable when signals have come, and a function that gives these."""
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    for number in (*SIGNALS, signal.SIGCHLD):
+    for number in (*numbers, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
@@ -185,17 +186,20 @@ class Proxy:
         self.listening = wanted
         for number, rank in self.ranks.items():
             for stream, file in rank.streams.items():
-                watch(self.selector, file, selectors.EVENT_READ, wanted, (number, stream))
+                watch(self.selector, file, selectors.EVENT_READ, wanted, functools.partial(self.take, number, stream))
 
     def obey(self) -> None:
-        for kind, number, data in self.link.read():
-            if kind == SIGNAL:
-                self.pass_on(number)
-            elif kind == INPUT:
-                self.input += data
-                self.input_over = not data
+        for frame in self.link.read():
+            self.act(*frame)
         if not self.link.open:
             self.leave()
+
+    def act(self, kind: int, number: int, data: bytes) -> None:
+        if kind == SIGNAL:
+            self.pass_on(number)
+        elif kind == INPUT:
+            self.input += data
+            self.input_over = not data
 
     def give(self) -> None:
         """Writes input for rank 0, as far as its guard takes it."""
@@ -255,7 +259,7 @@ class Proxy:
                     elif key.fd == 0:
                         self.obey()
                     elif key.data is not None:
-                        self.take(*key.data)
+                        key.data()
                 self.reap()
 
 
@@ -269,14 +273,14 @@ def read_order() -> dict[str, Any] | None:
     return dict(json.loads(text)) if text and len(text) == length else None
 
 
-def proxy() -> int:
+def proxy(kind: Callable[[dict[str, Any]], Proxy] = Proxy) -> int:
     """Runs the guards of one host's ranks, as the order on standard input says."""
     order = read_order()
     if order is None:
         return 1
     os.chdir(order["folder"])
     os.write(1, order["options"]["token"].encode() + b"\n")
-    Proxy(order).run()
+    kind(order).run()
     return 0
 
 
@@ -296,6 +300,9 @@ class Host:
 class Spread:
     """The proxies of all hosts, and what they send to the launcher: see `spread`."""
 
+    proxy = "proxy"  # the word for __main__.py
+    carried: Mapping[int, int] = {number: number for number in SIGNALS}  # and what is sent to the guards for each
+
     def __init__(self, order: dict[str, Any], command: list[str]) -> None:
         self.options = order["options"]
         self.selector = selectors.PollSelector()
@@ -304,15 +311,16 @@ class Spread:
         self.ended: list[subprocess.Popen[bytes]] = []  # the agents of lost hosts and of those that have no rank left
         self.failed = 0
         for rank in range(sum(self.options["counts"])):
-            for stream, file in ((STDOUT, "stdout"), (STDERR, "stderr")):
-                path = f"{order['folder']}/{file}.{rank}"
+            for stream in (STDOUT, STDERR):
+                path = self.path(order["folder"], rank, stream)
                 self.outputs[rank, stream] = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         own = {"env": dict(os.environ), "folder": os.getcwd(), "command": command, "options": self.options}
         first = 0
         for (name, far), count in zip(order["hosts"], self.options["counts"]):
             ranks = list(range(first, first + count))
             first += count
-            words = [order["agent"], name, shlex.join(["exec", *PROGRAM, "proxy"])] if far else [*PROGRAM, "proxy"]
+            there = [*PROGRAM, self.proxy]
+            words = [order["agent"], name, shlex.join(["exec", *there])] if far else there
             process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
             assert process.stdin and process.stdout
             link = Link(process.stdout.fileno(), process.stdin.fileno(), self.options["token"].encode())
@@ -320,6 +328,14 @@ class Spread:
             link.waiting += b"%d\n" % len(text) + text
             self.hosts.append(Host(name, set(ranks), process, link, deque()))
             self.selector.register(link.source, selectors.EVENT_READ, self.hosts[-1])
+
+    def path(self, folder: str, rank: int, stream: int) -> str:
+        """The pipe for a rank's output."""
+        return f"{folder}/{'stdout' if stream == STDOUT else 'stderr'}.{rank}"
+
+    def arrived(self, host: Host, frames: Sequence[tuple[int, int, bytes]]) -> None:
+        """Takes the frames of a host."""
+        host.frames.extend(frames)
 
     def fail(self, rank: int, why: str) -> None:
         """Tells the launcher, which ends all ranks, unless it knows already from this rank's guard."""
@@ -386,7 +402,7 @@ class Spread:
     def run(self) -> None:
         """Returns when all ranks have ended, or their hosts were lost."""
         first = self.hosts[0].link  # of rank 0
-        with signals() as (woken, come):
+        with signals(self.carried) as (woken, come):
             self.selector.register(woken, selectors.EVENT_READ)
             self.selector.register(0, selectors.EVENT_READ)
             while self.hosts:
@@ -399,9 +415,9 @@ class Spread:
                         self.lose(host, f"it has not answered for {SILENCE:g} s")
                 for key, _ in self.selector.select(1.0):
                     if key.fd == woken:
-                        for number in set(come()) & set(SIGNALS):
+                        for number in set(come()) & set(self.carried):
                             for host in self.hosts:
-                                host.link.send(SIGNAL, number)
+                                host.link.send(SIGNAL, self.carried[number])
                     elif key.fd == 0:
                         data = os.read(0, 1 << 15)
                         first.send(INPUT, 0, data)
@@ -409,8 +425,10 @@ class Spread:
                             self.selector.unregister(0)
                     elif isinstance(key.data, Host) and key.data in self.hosts:
                         if key.fd == key.data.link.source:
-                            key.data.frames.extend(key.data.link.read())
+                            self.arrived(key.data, key.data.link.read())
                         self.deliver(key.data)
+                    elif callable(key.data):
+                        key.data()
 
 
 def spread(command: list[str]) -> int:
