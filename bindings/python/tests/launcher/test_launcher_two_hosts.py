@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library, signals_reach_ranks
 from network_hosts import hosts_module
+from test_launcher_elastic import KILLED, check_end, script, start  # noqa: F401  script: a fixture
 
 from hvd.launcher import across
 from hvd.launcher.supervisor import spread
@@ -654,6 +656,81 @@ def test_a_host_that_does_not_answer_any_more(monkeypatch):
     assert link.tend()
     now += 1
     assert not link.tend()
+
+
+# ---- elastic jobs --------------------------------------------------------------------------------------------------
+
+
+def elastic(two, tmp_path, *words, **env):
+    """An elastic job on the two hosts: see test_launcher_elastic.py."""
+    two.started_by("hvdrun")
+    return start(tmp_path, *words, begin=two.hvdrun_in(tmp_path), **{**two.reach, "OMP_NUM_THREADS": "1", **env})
+
+
+def await_first_step(tmp_path):
+    deadline = time.monotonic() + LIMIT
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def end_of(job):
+    """The job, at its end."""
+    out, err = job.communicate(timeout=LIMIT)
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+
+def test_a_rank_of_another_host_is_left_out_and_another_one_joins(two, tmp_path):
+    """First one of h2, then the one that the others have met at."""
+    job, wait_for = elastic(two, tmp_path, "-H", "h1:2,h2:2", "-np", "4", "--min-np", "2", FAIL="2.0:5:kill,0.0:15:kill")
+    wait_for(f"rank 2 of 4 on h2 (slot 2, round 1) {KILLED}; another one starts in its place; 3 ranks are left")
+    wait_for("round 2 begins with 3 ranks")
+    wait_for("round 3 begins with 4 ranks, 1 of them new")
+    wait_for(f"rank 0 of 4 on h1 (slot 0, round 3) {KILLED}; another one starts in its place; 3 ranks are left")
+    wait_for("round 4 begins with 3 ranks")
+    sizes = check_end(end_of(job), {3, 4})
+    assert sizes[:3] == [4] * 3 and set(sizes) == {3, 4}, sizes
+
+
+def test_a_host_that_is_lost_and_comes_back(two, tmp_path):
+    """Its ranks have ended without a report. The ranks of the other one go on in shared memory."""
+    job, wait_for = elastic(two, tmp_path, "-H", "h1:2,h2:1", "-np", "3", "--min-np", "1")
+    await_first_step(tmp_path)
+    two.all[1].clear()
+    wait_for("h2 was lost: the connection ended")
+    wait_for("on h2 (slot 2, round 1) ended with exit code 255; another one starts in its place; 2 ranks are left")
+    wait_for("round 2 begins with 2 ranks")
+    wait_for("round 3 begins with 3 ranks, 1 of them new")
+    check_end(end_of(job), {3})
+
+
+def test_the_state_goes_from_host_to_host(two, tmp_path, script):
+    """A discovery script finds h1, then h2 as well, then h2 alone."""
+    job, wait_for = elastic(two, tmp_path, *script.words, "-np", "1", "--min-np", "1", "--max-np", "2")
+    script("echo h1:1")
+    wait_for("h1 has 1 slot")
+    script("echo h1:1; echo h2:1")
+    wait_for("round 2 begins with 2 ranks, 1 of them new")
+    script("echo h2:1")
+    wait_for("h1 is gone")
+    wait_for("round 3 begins with 1 rank")
+    assert set(check_end(end_of(job), {1})) == {1, 2}
+
+
+def test_a_host_that_elastic_ranks_cannot_use(two, tmp_path, script):
+    """The ranks do without it."""
+    job, wait_for = elastic(two, tmp_path, *script.words, "-np", "1", "--min-np", "1", "--max-np", "2", PAUSE="0.05")
+    script("echo h1:1; echo h3:1")
+    wait_for("in slot 1 on h3 ended with exit code 255; h3 gets no more ranks after 2 failures in slot 1")
+    assert check_end(end_of(job), {1}) == [1] * 120
+
+
+def test_elastic_ranks_are_stopped(two, tmp_path):
+    job, wait_for = elastic(two, tmp_path, "-H", "h1:1,h2:1", "-np", "2", "--min-np", "1", PAUSE="1")
+    await_first_step(tmp_path)
+    job.send_signal(signal.SIGTERM)
+    done = end_of(job)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
 
 
 # ---- more of an MPI ------------------------------------------------------------------------------------------------
