@@ -30,7 +30,8 @@ sys.modules["hvd._core"] = extension
 with atheris.instrument_imports(include=["hvd"]):
     from hvd.core import objects  # noqa: E402
     from hvd.exceptions import HorovodInternalError  # noqa: E402
-    from hvd.launcher import across, console, hosts, options, settings, streams  # noqa: E402
+    from hvd.launcher import console, hosts, options, settings, streams  # noqa: E402
+    from hvd.launcher.supervisor import rank as guard  # noqa: E402
     from hvd.remote import results as remote  # noqa: E402
     from hvd.remote.errors import RankError, RankFailed  # noqa: E402
 
@@ -168,7 +169,7 @@ def guard_lines(data):
             written += piece + b"\n"
             wanted += piece + b"\n"
     handled = []
-    lines = across.GuardLines(token, handled.append)
+    lines = guard.GuardLines(token, handled.append)
     step = 1 + len(data) % 50
     passed = b"".join(lines(written[at : at + step]) for at in range(0, len(written), step)) + lines(b"")
     require(passed == wanted, "other output")

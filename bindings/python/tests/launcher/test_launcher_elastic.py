@@ -321,6 +321,12 @@ class Recorder:
     def __getattr__(self, name):
         return lambda *words: self.done.append((name, *words))
 
+    def start(self, slot, host):
+        self.done.append(("start", slot))
+
+    def machine(self, host):
+        return host.partition(".")[0]
+
     def take(self, *names):
         taken, self.done = [one for one in self.done if not names or one[0] in names], []
         return taken
@@ -351,6 +357,16 @@ def test_the_first_round_waits_for_np():
     ask(made, 0, 2)
     # The one that has come last has the highest rank, although its process is older than another's.
     assert actions.take("place") == [("place", s, r, ["a"] * 3, 2) for r, s in enumerate([0, 2, 1])]
+
+
+def test_ranks_of_one_machine_are_together():
+    """Two of the names are one machine's."""
+    made, actions = rounds(3, 3, 3, {"a.1": 1, "b": 1, "a.2": 1})
+    made.begin()
+    for slot in range(3):
+        made.asked(slot)
+    hosts = ["a.1", "a.2", "b"]
+    assert actions.take("place") == [("place", 0, 0, hosts, 1), ("place", 2, 1, hosts, 1), ("place", 1, 2, hosts, 1)]
 
 
 def test_the_oldest_keep_the_lowest_ranks():

@@ -39,7 +39,7 @@ def test_marked_lines_are_taken_out_wherever_they_are_cut():
     text = b"a" + mark + b"b\x1ec\n" + mark + guard.MARK.encode() + b"other [1]\n\x1e"
     for cut in range(len(text) + 1):
         handled = []
-        only = across.GuardLines("secret", handled.append)
+        only = guard.GuardLines("secret", handled.append)
         passed = only(text[:cut]) + only(text[cut:]) + only(b"")
         assert passed == b"ab\x1ec\n" + guard.MARK.encode() + b"other [1]\n\x1e"
         assert handled == [["started", 0]] * 2

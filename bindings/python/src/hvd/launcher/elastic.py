@@ -185,7 +185,7 @@ class ElasticJob(Job):
             self._supervisor.start(slot, **(self._from_afar(slot, host) if self._is_away(host) else {}))
 
     def _from_afar(self, slot: int, host: str) -> dict[str, Any]:
-        """What is different in the order of a worker on another host."""
+        """The entries of a program's order that are different for a worker on another host."""
         program, reach = self.programs[slot], self._reach or Reach(0)
         options: dict[str, Any] = {
             "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": ["", ""], "result": None,

@@ -81,7 +81,7 @@ def run(
     places = hosts_.named_hosts(count, hosts, hostfile, once, slots, "hosts", most)
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
     if elastic and several:
-        raise ValueError("elastic jobs run on one host so far: leave out the hosts, or min_num_proc and max_num_proc")
+        raise ValueError("a function runs elastically on one host: leave out the hosts, or min_num_proc and max_num_proc")
     speech = Speech("hvd.run")
     when = ["always"]
     when += [] if elastic else ["with a fixed number of ranks"]

@@ -133,7 +133,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         bound = binding(chosen.binding_args, speech)
         return show_placement(listed, pin, bound, several, env, timeout, chosen)
     check_affinity(env, listed if several else [("", chosen.max_num_proc)], speech)
-    if not several:
+    if not several and discovery is None:
         for sentence in settings.warnings(vars(chosen), "on one host"):
             speech.warn(sentence)
     page = timeline.wanted(env)
