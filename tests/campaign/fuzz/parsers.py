@@ -158,7 +158,7 @@ def guard_lines(data):
     is lost, and a line that is heeded and was not the guard's.
     """
     token = "0123456789abcdef"
-    mark = f"{across.guard.MARK}{token} ".encode()
+    mark = f"{guard.MARK}{token} ".encode()
     written, sent, wanted = b"", [], b""
     for piece in data.split(b"\0"):
         if piece[:1] == b"#":
