@@ -50,6 +50,7 @@ struct options {
   bool in_place = true;
   bool pin = true;
   bool limit = false;
+  bool steady = false;  ///< measures a row again if the cost of cache lines changed during it
   bool timestamps = false;
   bool spread = false;  ///< -I: minimum, maximum and variation of iterations
   unsigned unalign = 0;
@@ -60,10 +61,13 @@ struct options {
   std::size_t fusion_bytes = std::size_t{4} << 20;
   replay passes{};
   std::string json;
+  std::string earlier;  ///< file with an earlier run; empty: looked for; "none"
   std::vector<peer_option> peers;
   bool list = false;
   bool explain = false;
   std::string command;  ///< the line as it was given
+
+  [[nodiscard]] bool names_earlier() const { return !earlier.empty() && earlier != "none"; }
 };
 
 /// The part for a library, the same for all sizes.

@@ -61,6 +61,7 @@ def call(arguments, one, selection, file):
         arguments.mode,
         f"--{arguments.cadence}",
         "--limit",
+        "--steady",
     ]
     if one["collective"] == "fused":  # a step of a large model takes long, and each is measured with several buffers
         command += ["--seconds-per-cell", "0.05"]

@@ -58,6 +58,7 @@ class Row:
     reasons: dict = field(default_factory=dict)  # library: a sentence
     fusions: dict = field(default_factory=dict)  # library: bytes of the fusion buffer that was the fastest for it
     tried: list = field(default_factory=list)  # bytes of all fusion buffers
+    lines: list = field(default_factory=list)  # hvd-bench's `line` of each of its rows
 
     def time(self, library):
         return self.times[library][0] if library in self.times else None
@@ -74,6 +75,14 @@ class Row:
     def share(self):
         """Time of the limit / time of hvd."""
         return self.time("limit") / self.time("hvd") if {"hvd", "limit"} <= self.times.keys() else None
+
+    def line(self):
+        """The costs of a cache line, lowest and highest; None if unknown."""
+        known = [one[when] for one in self.lines for when in ("before", "after") if one[when]]
+        return (min(known), max(known)) if known else None
+
+    def moved(self):
+        return any(one["changed"] for one in self.lines)
 
 
 @dataclass
@@ -98,6 +107,9 @@ class Table:
 
     def has_limit(self):
         return any(row.share() is not None for row in self.rows)
+
+    def has_lines(self):
+        return any(row.line() for row in self.rows)
 
 
 def heading(series):
@@ -144,6 +156,8 @@ def table_of(series):
         library, fusion = result["library"], result.get("fusion_bytes")
         if fusion and fusion not in row.tried:
             row.tried.append(fusion)
+        if library == "hvd" and "line" in result:
+            row.lines.append(result["line"])
         times, why = measured(result)
         if times and (library not in row.times or times[0] < row.time(library)):
             row.times[library] = times
@@ -179,6 +193,14 @@ def mean_and_worst(one, smallest):
     return f"{ratio_text(one.mean_ratio(smallest))}, the worst {ratio_text(worst.ratio())} at {worst.label}"
 
 
+def line_text(row):
+    """Both costs of a row in which they differ, bold if all tries were spent."""
+    if not row.line():
+        return "-"
+    text = " to ".join(dict.fromkeys(map(time_text, row.line())))
+    return f"**{text}**" if row.moved() else text
+
+
 def details(one):
     """The table of one series with what follows it."""
     if not one.rows:
@@ -200,8 +222,10 @@ def details(one):
         best, ratio, share = row.best_peer(), row.ratio(), row.share()
         line = [row.label, text("hvd"), text("hvd", 1), *map(text, one.peers)]
         line += [title(best) if best else "-", ratio_text(ratio) if ratio else "-"]
-        lines.append(line + ([text("limit"), f"{100 * share:.0f} %" if share else "-"] if limit else []))
-    parts = [table(head + (["limit", "share of limit"] if limit else []), lines)]
+        line += [text("limit"), f"{100 * share:.0f} %" if share else "-"] if limit else []
+        lines.append(line + ([line_text(row)] if one.has_lines() else []))
+    head += (["limit", "share of limit"] if limit else []) + (["line"] if one.has_lines() else [])
+    parts = [table(head, lines)]
     if one.usable():
         text = f"Geometric mean of the ratios: {mean_and_worst(one, 0)}."
         if 0 < len(one.usable(LARGE)) < len(one.usable()):
@@ -293,6 +317,9 @@ def header(run):
         ["inputs", f"{options['mode']}, {options['cadence']} calls, float, sum"],
         ["times", "microseconds; median and p99 over the calls, each call that of its slowest rank; out of place"],
     ]
+    if any(one.has_lines() for one in tables(run)):
+        text = "from a store on one CPU until another sees it, before and after the row; bold if they differ in every try"
+        lines.append(["line", text])
     if run.get("interrupted"):
         lines.insert(0, ["interrupted", run["interrupted"]])
     return table(["", ""], lines, "l") + "\n\n" + versions(run)

@@ -39,6 +39,8 @@ void check_replay(const options& o) {
     throw usage_error("hvd-bench engine measures one type (-d) and one reduction (-o) at a time, not all");
   }
   if (o.limit) throw usage_error("--limit has no meaning for engine: its bytes depend on when gradients come");
+  if (o.names_earlier()) throw usage_error("--earlier has no meaning for engine: its rows are schedules, not sizes");
+  if (o.steady) throw usage_error("--steady has no meaning for engine: all its schedules take turns in one row");
   if (o.state != mode::dirty || o.pace != cadence::isolated) {
     throw usage_error("hvd-bench engine rewrites all gradients before each step; leave out --mode and --streaming");
   }
@@ -67,6 +69,8 @@ void check_nccl(options& o, bool mode_given, bool isolated) {
   if (!o.algorithm.empty())
     throw usage_error("--algorithm has no meaning with --transport nccl: NCCL chooses (NCCL_ALGO)");
   if (o.limit) throw usage_error("--limit is a loop on the host; leave it out with --transport nccl");
+  if (o.names_earlier()) throw usage_error("--earlier knows machines by their CPU; leave it out with --transport nccl");
+  if (o.steady) throw usage_error("--steady is about CPUs; leave it out with --transport nccl");
   if (has_model(o.kind)) {
     throw usage_error("hvd-bench " + std::string(name(o.kind)) +
                       " has its gradients on the host; hvd-bench-gpu measures many tensors on GPUs");
@@ -193,6 +197,9 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
            [&](str f, str t) { o.seconds = seconds_option(f, t); })
       ->type_name("SECONDS");
   app.add_option("-J,--output_file,--json", o.json, "Write the results to this file, as JSON");
+  app.add_option("--earlier", o.earlier,
+                 "File of --json or of bench/compare: also print hvd's time and the peers' best at the same size there "
+                 "(default: the newest in ./bench/results of this machine and these settings; none: no file)");
   flags.add("-R,--local_register", "0: --buffers private; 2: --buffers shared", [&](str, str t) {
     if (t != "0" && t != "2") {
       throw usage_error("-R " + t + " has no meaning here; allowed: 0 (private buffers), 2 (shared buffers)");
@@ -227,6 +234,9 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       ->take_all()
       ->allow_extra_args(false);
   app.add_flag("--limit", o.limit, "Also measure a loop that only moves the bytes that must move");
+  app.add_flag("--steady", o.steady,
+               "Measure a row again, up to 3 times in all, if the cost of a cache line between the ranks' CPUs after it "
+               "is not that before it (by a factor of 1.5); print that cost");
   flags.add("--model", "For fused and engine: resnet50 (default) or transformer124m (gpt2)", [&](str f, str t) {
     o.parameters = t == "gpt2" ? model::transformer124m : choice_option<model>(f, model_names, t);
   });

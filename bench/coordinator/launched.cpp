@@ -87,6 +87,7 @@ void check_launched(const launched& inside, const options& o) {
   if (!o.peers.empty()) {
     throw usage_error("--peer works only where hvd-bench starts the ranks itself; run it without mpiexec");
   }
+  if (o.steady) throw usage_error("--steady pins ranks of its own; run it without mpiexec");
   if (in_one_process(o.transport) && inside.size > 1) {
     throw usage_error("--transport " + o.transport + " has all ranks in one process; run it without mpiexec");
   }

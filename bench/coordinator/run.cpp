@@ -3,23 +3,68 @@
 
 #include <bench/cases/inputs.hpp>
 #include <bench/coordinator/libraries.hpp>
+#include <bench/coordinator/line_cost.hpp>
 #include <bench/coordinator/signals.hpp>
 #include <bench/report/report.hpp>
 
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 namespace hvd::bench {
 namespace {
 
 constexpr unsigned fewest = 20, probes = 3;
+constexpr unsigned most_tries = 3;  // of a row with --steady
+
+/// What failed in an earlier try of a row has failed.
+void keep_failures(row& r, const row& earlier) {
+  for (std::size_t l = 0; l != r.libraries.size(); ++l) {
+    measured& now = r.libraries[l];
+    const measured& then = earlier.libraries[l];
+    if (now.error.empty()) now.error = then.error;
+    for (const auto part : {&measured::out_of_place, &measured::in_place}) {
+      if ((now.*part) && (then.*part) && (then.*part)->wrong) {
+        (now.*part)->wrong = (now.*part)->wrong.value_or(0) + *(then.*part)->wrong;
+      }
+    }
+  }
+}
 
 class runner {
  public:
-  runner(const options& o, std::vector<std::unique_ptr<Library>>& libraries) : o_(o), libraries_(libraries) {}
+  runner(const options& o, const std::string& cpu_list, std::vector<std::unique_ptr<Library>>& libraries)
+      : o_(o), cpu_list_(cpu_list), libraries_(libraries) {
+    if (o.steady) line_us_ = measure_line_us(o.ranks, cpu_list);
+  }
 
+  /// A row; with --steady the first try in which the cost of cache lines did not change, or the last one.
   row measure(std::size_t size, dtype type, redop op, int root) {
+    row r = measure_once(size, type, op, root);
+    for (unsigned tries = 1; o_.steady; ++tries) {
+      r.line = {line_us_, measure_line_us(o_.ranks, cpu_list_), tries};
+      line_us_ = r.line.after;
+      if (!r.line.changed() || tries == most_tries) break;
+      const row earlier = std::exchange(r, measure_once(size, type, op, root));
+      keep_failures(r, earlier);
+    }
+    return r;
+  }
+
+ private:
+  struct half {
+    std::vector<double> samples;
+    std::optional<std::uint64_t> wrong;
+    unsigned iterations = 0, warmup = 0;  ///< of each round
+  };
+  struct state {
+    half of[2];
+    std::string error;
+    bool failed = false;
+  };
+
+  row measure_once(std::size_t size, dtype type, redop op, int root) {
     row r;
     r.type = type;
     r.op = op;
@@ -51,18 +96,6 @@ class runner {
     }
     return r;
   }
-
- private:
-  struct half {
-    std::vector<double> samples;
-    std::optional<std::uint64_t> wrong;
-    unsigned iterations = 0, warmup = 0;  ///< of each round
-  };
-  struct state {
-    half of[2];
-    std::string error;
-    bool failed = false;
-  };
 
   [[nodiscard]] bool wanted(const state& s, bool in_place) const {
     return !s.failed && (in_place ? o_.in_place && works_in_place(o_.kind) : o_.out_of_place);
@@ -136,12 +169,15 @@ class runner {
   }
 
   const options& o_;
+  const std::string cpu_list_;
+  std::optional<double> line_us_;  ///< after the row before
   std::vector<std::unique_ptr<Library>>& libraries_;
 };
 
 /// All rows of the table. Whether hvd gave every number.
-bool measure_all(const options& o, std::vector<std::unique_ptr<Library>>& libraries, Report& report) {
-  runner each(o, libraries);
+bool measure_all(const options& o, const machine& m, std::vector<std::unique_ptr<Library>>& libraries,
+                 Report& report) {
+  runner each(o, cpu_list(o, m), libraries);
   bool good = true;
   for (unsigned cycle = 0; cycle != o.cycles; ++cycle) {
     for (const dtype type : o.types) {
@@ -176,7 +212,7 @@ int run(const options& o, const std::optional<launched>& inside) {
   bool failed = false;
   int signal = 0;
   try {
-    failed = !measure_all(o, libraries, report);
+    failed = !measure_all(o, m, libraries, report);
   } catch (const interrupted& e) {
     signal = e.signal;
   }

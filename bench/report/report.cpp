@@ -83,7 +83,7 @@ timing summarise(std::vector<double> samples) {
 }
 
 Report::Report(const options& o, machine m)
-    : options_(o), machine_(std::move(m)), results_(std::make_unique<json>(json::array())) {
+    : options_(o), machine_(std::move(m)), earlier_(o, machine_), results_(std::make_unique<json>(json::array())) {
   if (!o.json.empty()) check_result_file(o.json);
 }
 
@@ -113,6 +113,12 @@ void Report::head(const std::vector<library_line>& libraries, const std::vector<
               std::string(name(o.pace)).c_str(), std::string(averaging_names[static_cast<int>(o.over_ranks)]).c_str());
   print_where(o, machine_, libraries, ranks);
   if (const std::string note = rounding_note(o); !note.empty()) std::printf("# %s\n", note.c_str());
+  if (const std::string& file = earlier_.file(); !file.empty()) {
+    std::printf("# earlier: hvd at the same size in %s (%s); speed: of hvd now, in %% of that; peers then: the best of them\n",
+                file.c_str(), earlier_.date().c_str());
+  } else if (o.names_earlier()) {
+    std::printf("# %s has no row of this machine, these settings and these sizes to compare with\n", o.earlier.c_str());
+  }
   const bool peers = std::any_of(libraries.begin(), libraries.end(),
                                  [](const auto& l) { return l.name != "hvd" && l.name != "limit"; });
   std::string names = format("  %8s  %8s", "p99", "p99 in"), units = format("  %8s  %8s", "(us)", "(us)");
@@ -127,6 +133,14 @@ void Report::head(const std::vector<library_line>& libraries, const std::vector<
   if (o.limit) {
     names += format("  %8s  %6s", "limit", "share");
     units += format("  %8s  %6s", "(us)", "(%)");
+  }
+  if (!earlier_.file().empty()) {
+    names += format("  %8s  %6s  %10s  %11s", "earlier", "speed", "peers then", "best then");
+    units += format("  %8s  %6s  %10s  %11s", "(us)", "(%)", "(us)", "");
+  }
+  if (o.steady) {
+    names += format("  %6s", "line");
+    units += format("  %6s", "(us)");
   }
   std::printf("#\n#%61s  %-33s  %-33s\n", "", "         out-of-place", "           in-place");
   std::printf("# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s%s\n", "size", "count", "type",
@@ -188,6 +202,16 @@ void Report::print_extras(const row& r) {
     std::printf("  %8s  %6s", limit != nullptr ? number(limit->median).c_str() : "N/A",
                 limit != nullptr && divides ? format("%.0f", 100 * limit->median / mine->median).c_str() : "N/A");
   }
+  if (!earlier_.file().empty()) {
+    const earlier_times then = earlier_.find(r.size, std::string(type_name(r.type)), op_text(options_, r.op),
+                                             root_number(options_, r.root));
+    const bool both = divides && then.hvd > 0;
+    if (both) speeds_.push_back(then.hvd / mine->median);
+    std::printf("  %8s  %6s  %10s  %11s", then.hvd > 0 ? number(then.hvd).c_str() : "N/A",
+                both ? format("%.0f", 100 * speeds_.back()).c_str() : "N/A",
+                then.peers > 0 ? number(then.peers).c_str() : "N/A", then.best_peer.c_str());
+  }
+  if (options_.steady) std::printf("  %6s", r.line.after ? number(*r.line.after).c_str() : "N/A");
   if (options_.timestamps) std::printf("  %s", timestamp().c_str());
 }
 
@@ -200,6 +224,10 @@ void Report::add(const row& r) {
   print_half(own.in_place, r);
   print_extras(r);
   std::printf("\n");
+  if (r.line.changed()) {
+    std::printf("# a cache line took %s us before this row and %s us after it, in the last of %u tries\n",
+                number(*r.line.before).c_str(), number(*r.line.after).c_str(), r.line.tries);
+  }
   for (std::size_t l = 0; l != r.libraries.size(); ++l) {
     const measured& m = r.libraries[l];
     for (const auto* t : {&m.out_of_place, &m.in_place}) {
@@ -225,6 +253,13 @@ void Report::add(const row& r) {
     entry["out_of_place"] = json_of(m.out_of_place, r);
     entry["in_place"] = json_of(m.in_place, r);
     entry["error"] = m.error.empty() ? json() : json(m.error);
+    if (options_.steady) {
+      const auto us = [](const std::optional<double>& cost) { return cost ? json(*cost) : json(); };
+      entry["line"] = {{"before", us(r.line.before)},
+                       {"after", us(r.line.after)},
+                       {"changed", r.line.changed()},
+                       {"tries", r.line.tries}};
+    }
     results_->push_back(std::move(entry));
   }
   std::fflush(stdout);
@@ -248,6 +283,12 @@ json Report::json_of(const std::optional<timing>& t, const row& r) const {
 void Report::finish(const std::vector<library_line>& libraries, const std::string& interruption) {
   const bool whole = interruption.empty();
   if (!whole) std::printf("# Interrupted          : by %s, after %zu rows\n", interruption.c_str(), rows_);
+  if (!speeds_.empty()) {
+    double logs = 0;
+    for (const double speed : speeds_) logs += std::log(speed);
+    std::printf("# Against earlier      : %.0f %% of its speed (geometric mean, rows: %zu)\n",
+                100 * std::exp(logs / static_cast<double>(speeds_.size())), speeds_.size());
+  }
   std::printf("# Out of bounds values : %llu %s\n", static_cast<unsigned long long>(wrong_),
               wrong_ != 0 ? "FAILED"
               : checked_  ? "OK"

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <bench/options.hpp>
+#include <bench/report/earlier.hpp>
 #include <bench/report/machine.hpp>
 #include <bench/report/where.hpp>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -30,19 +32,32 @@ struct measured {
   std::string error;  ///< why something is missing
 };
 
+/// The cost of a cache line between the ranks' CPUs before and after a row, in us; nothing if unknown.
+struct line_state {
+  std::optional<double> before, after;
+  unsigned tries = 1;  ///< how often the row was measured
+
+  /// The two costs of a virtual machine differ by a factor of 2 and more, and measurements of the same by a tenth.
+  static constexpr double factor = 1.5;
+  [[nodiscard]] bool changed() const {
+    return before && after && std::max(*before, *after) > factor * std::min(*before, *after);
+  }
+};
+
 struct row {
   std::size_t size = 0, count = 0;
   dtype type{};
   redop op{};
   int root = 0;
   std::vector<measured> libraries;  ///< hvd first, in the order of the head
+  line_state line{};                ///< of the last try, with --steady
 };
 
 /// Writes to standard output as rows come, and to the JSON file at the end only, whether the run came to it or was
 /// interrupted.
 class Report {
  public:
-  /// Checks that the JSON file can be written. Errors: usage_error.
+  /// Checks that the JSON file can be written, and reads the earlier run. Errors: usage_error.
   Report(const options& o, machine m);
   ~Report();
 
@@ -63,6 +78,8 @@ class Report {
 
   const options& options_;
   machine machine_;
+  Earlier earlier_;
+  std::vector<double> speeds_;  ///< against the earlier run, 1 if as fast
   std::vector<library_line> libraries_;
   std::vector<rank_line> ranks_;
   std::unique_ptr<nlohmann::ordered_json> results_;

@@ -60,6 +60,7 @@ inline nlohmann::ordered_json settings_of(const options& o, const machine& m) {
   c["pinned"] = o.pin;
   c["peers"] = peers;
   c["limit"] = o.limit;
+  c["steady"] = o.steady;
   c["min_bandwidth"] = o.min_bandwidth;
   if (has_model(o.kind)) {
     c["model"] = name(o.parameters);

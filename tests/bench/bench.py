@@ -38,7 +38,7 @@ COLLECTIVES = (
 )
 
 
-def run(*arguments, program=None, env=None, timeout=100, before=()):
+def run(*arguments, program=None, env=None, timeout=100, before=(), cwd="/"):  # where no earlier results lie
     return subprocess.run(
         [*before, program or PROGRAM, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -46,6 +46,7 @@ def run(*arguments, program=None, env=None, timeout=100, before=()):
         text=True,
         env={**ENVIRONMENT, **(env or {})},
         timeout=timeout,
+        cwd=cwd,
     )
 
 
@@ -189,6 +190,42 @@ class Table(Case):
         self.assertRegex(output, r"(?m)^# sizes are rounded down to whole elements, .* 1000 bytes of float become 996$")
         output = self.measure("allreduce", "-b", "1000", "-e", "1000", "-n", "2", "--iters", "2")
         self.assertNotIn("rounded", output)
+
+    def test_rows_are_repeated_when_the_cost_of_cache_lines_changes(self):
+        """WRONG has the costs 0.06, 0.2, 0.25, 0.06, 0.2, 0.06 and 0.062 us, and none after that."""
+        file = self.folder / "x.json"
+        options = ("broadcast", "-b", "8", "-e", "512", "-f", "4", "-n", "2", "--iters", "2", "--steady", "--json", file)
+        output = self.measure(*options, program=WRONG)
+        heads = [line for line in output.splitlines() if "algbw" in line]
+        self.assertRegex(heads[0], r" p99 +p99 in +line$")
+        lines = [line for line in output.splitlines() if not line.startswith("#")]
+        self.assertEqual([line[-8:] for line in lines], ["   0.250", "   0.060", "   0.062", "     N/A"])
+        changed = "# a cache line took 0.200 us before this row and 0.060 us after it, in the last of 3 tries\n"
+        self.assertEqual((output.count("a cache line took"), output.count(lines[1] + "\n" + changed)), (1, 1))
+        self.assertEqual([one["line"] for one in json.loads(file.read_text())["results"]], [
+            {"before": 0.2, "after": 0.25, "changed": False, "tries": 2},
+            {"before": 0.2, "after": 0.06, "changed": True, "tries": 3},
+            {"before": 0.06, "after": 0.062, "changed": False, "tries": 1},
+            {"before": 0.062, "after": None, "changed": False, "tries": 1},
+        ])
+
+        sums = ("allreduce", "-b", "8", "-e", "8", "-n", "2", "--iters", "2", "--json", file, *QUICK)
+        wrong = []
+        for more in ((), ("--steady",)):
+            run(*sums, *more, program=WRONG)
+            wrong.append(json.loads(file.read_text())["out_of_bounds"])
+        self.assertEqual(wrong, [wrong[0], 2 * wrong[0]])  # those of the first try are kept
+        self.assertGreater(wrong[0], 0)
+
+    def test_the_cost_of_cache_lines(self):
+        for ranks in (1, 2):
+            file = self.folder / "x.json"
+            self.measure("allreduce", "-b", "8", "-e", "8", "-n", ranks, "--iters", "2", "--steady", "--json", file)
+            line = json.loads(file.read_text())["results"][0]["line"]
+            if ranks == 1:
+                self.assertEqual(line, {"before": None, "after": None, "changed": False, "tries": 1})
+            for cost in (line["before"], line["after"]):  # unknown if a CPU was busy
+                self.assertTrue(cost is None or 0 < cost < 5, line)
 
     def test_run_cycles_and_roots(self):
         output = self.measure("broadcast", "-b", "64", "-e", "64", "-N", "2", "-r", "all", "-n", "2", "--iters", "2")
@@ -525,6 +562,113 @@ class Json(Case):
         self.assertEqual(list(self.folder.iterdir()), [file])
 
 
+class Earlier(Case):
+    """Columns with the times of an earlier run."""
+
+    OPTIONS = ("allreduce", "-b", "1K", "-e", "64K", "-f", "8", "-n", "2", "--iters", "3")
+    HEAD = r" p99 in +earlier +speed +peers then +best then$"
+
+    def setUp(self):
+        """The settings of this machine, with times of hvd, of two peers and of the limit at two of three sizes."""
+        super().setUp()
+        file = self.folder / "x.json"
+        self.measure(*self.OPTIONS, "--json", file)
+        self.run = json.loads(file.read_text())
+        times = {1024: {"hvd": 2.0, "gloo": 40.0, "mpich": 3.5, "limit": 0.5}, 65536: {"hvd": 12345.678}}
+        self.run["config"]["date"] = "2026-01-02T03:04:05Z"
+        self.run["results"] = [
+            {**self.run["results"][0], "size": size, "library": library, "out_of_place": self.cell(us), "in_place": self.cell(2 * us)}
+            for size, each in times.items()
+            for library, us in each.items()
+        ]
+        self.results = self.folder / "bench" / "results"
+        self.results.mkdir(parents=True)
+
+    @staticmethod
+    def cell(us):
+        return {"time": us, "nwrong": 0}
+
+    def write(self, name="2026-01-02-here.json", run=None):
+        path = self.results / name
+        path.write_text(json.dumps(run or self.run))
+        return path
+
+    def compared(self, output, *where):
+        """The columns of the table, which must name that file; a speed is of the time in the JSON file."""
+        said = f"# earlier: hvd at the same size in {where[0]} (2026-01-02T03:04:05Z); speed: of hvd now, in % of that; peers then: the best of them\n"
+        self.assertEqual(output.count(said), 1, output)
+        heads = [line for line in output.splitlines() if "algbw" in line]
+        self.assertRegex(heads[0], self.HEAD)
+        return [line[-43:] for line in output.splitlines() if not line.startswith("#")]
+
+    def test_columns(self):
+        file = self.folder / "now.json"
+        cases = (("2.000", "12345.7", "3.500", "out_of_place", ()), ("4.000", "24691.4", "7.000", "in_place", ("--in-place-only",)))
+        for path in (self.write(), self.write("compare.json", {"format": 1, "series": [{"config": {}, "results": []}, self.run]})):
+            for first, last, peer, place, options in cases:
+                with self.subTest(path=path, place=place):
+                    output = self.measure(*self.OPTIONS, *options, "--earlier", path, "--json", file)
+                    now = [one[place]["time"] for one in json.loads(file.read_text())["results"]]
+                    speeds = [100 * float(first) / now[0], 100 * self.run["results"][-1][place]["time"] / now[2]]
+                    self.assertEqual(self.compared(output, path), [
+                        f"  {first:>8}  {speeds[0]:6.0f}  {peer:>10}        mpich",
+                        "       N/A     N/A         N/A         none",
+                        f"  {last:>8}  {speeds[1]:6.0f}         N/A         none",
+                    ])
+                    mean = (speeds[0] * speeds[1]) ** 0.5
+                    self.assertIn(f"# Against earlier      : {mean:.0f} % of its speed (geometric mean, rows: 2)\n", output)
+
+    def test_the_newest_file_that_matches_is_found(self):
+        self.write()
+        self.write("2026-01-02-here-2.json")
+        self.write("2026-01-03-there.json", {**self.run, "config": {**self.run["config"], "ranks": 3}})
+        (self.results / "2026-01-04-other.json").write_text('{"step": 1}')
+        (self.results / "2026-01-05-broken.json").write_text("{")
+        output = self.measure(*self.OPTIONS, cwd=self.folder)
+        self.assertEqual(self.compared(output, "bench/results/2026-01-02-here-2.json")[1], "       N/A     N/A         N/A         none")
+        self.assertNotIn("earlier", self.measure(*self.OPTIONS, "--earlier", "none", cwd=self.folder))
+
+    def test_only_the_same_measurement_is_compared(self):
+        config = self.run["config"]
+        other_machine = [{"machine": {**config["machine"], key: 3}} for key in ("cpu", "cores", "l2", "l3")]
+        keys = ("collective", "ranks", "transport", "algorithm", "buffers", "mode", "cadence", "over_ranks", "unalign", "pinned")
+        for change in (*other_machine, *({key: "other"} for key in keys)):
+            with self.subTest(change=change):
+                path = self.write(run={**self.run, "config": {**config, **change}})
+                self.absent(path)
+        bad = self.cell(2.0)
+        for change in (
+            *({key: "other"} for key in ("type", "redop")),
+            {"root": 1},
+            {"size": 2048},
+            {"error": "rank 1 was killed"},
+            {"out_of_place": None},
+            {"out_of_place": {**bad, "nwrong": 1}},
+        ):
+            with self.subTest(change=change):
+                self.absent(self.write(run={**self.run, "results": [{**self.run["results"][0], **change}]}))
+        # Settings of which the file does not tell are not compared.
+        self.compared(self.measure(*self.OPTIONS, "--earlier", self.older()), self.results / "old.json")
+
+    def older(self):
+        config = {key: self.run["config"][key] for key in ("date", "collective", "ranks")}
+        return self.write("old.json", {**self.run, "config": {**config, "machine": {"cpu": self.run["config"]["machine"]["cpu"]}}})
+
+    def absent(self, path):
+        output = self.measure(*self.OPTIONS, "--earlier", path)
+        self.assertNotIn("earlier", output.replace(str(path), ""))
+        self.assertIn(f"# {path} has no row of this machine, these settings and these sizes to compare with\n", output)
+        self.assertEqual({len(row) for row in rows(output)}, {15})
+        self.assertNotIn("earlier", self.measure(*self.OPTIONS, cwd=self.folder).replace(str(path), ""))
+
+    def test_bad_input(self):
+        broken = self.folder / "broken.json"
+        for text, words in (("{", "parse error"), ('{"results": [{}]}', "'config' not found"), ("[]", "is not a file of")):
+            broken.write_text(text)
+            self.refused(*self.OPTIONS, "--earlier", broken, words=(f"--earlier {broken}", "hvd-bench --json or of bench/compare", words))
+        self.refused(*self.OPTIONS, "--earlier", "/nonexistent/x", words=("--earlier /nonexistent/x cannot be read: No such file",))
+
+
 class Peers(Case):
     """Other libraries, whatever they do, do not stop the run."""
 
@@ -785,6 +929,7 @@ class Launched(Case):
         for options, words in (
             (("-n", "3"), "the launcher has started 2 ranks"),
             (("--peer", "gloo"), "--peer"),
+            (("--steady",), "--steady"),
             (("-b", "x"), "-b x"),
         ):
             with self.subTest(options=options):
@@ -884,6 +1029,8 @@ class Engine(Case):
             (("-d", "all"), "one type"),
             (("-o", "all"), "one reduction"),
             (("--limit",), "--limit"),
+            (("--steady",), "--steady"),
+            (("--earlier", "x"), "--earlier"),
             (("--mode", "clean"), "--mode"),
             (("--streaming",), "--streaming"),
             (("-N", "2"), "--iters"),

@@ -82,7 +82,8 @@ for size in sizes:
         if fusion not in (0, favourite.get(name, 4 << 20)):
             time_us *= 2
         result = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1, "library": name,
-                  "error": None, "out_of_place": {"time": time_us, "p99": time_us * 1.5, "nwrong": 0}, "in_place": None}
+                  "error": None, "line": {"before": 0.06, "after": 0.06, "changed": False, "tries": 1},
+                  "out_of_place": {"time": time_us, "p99": time_us * 1.5, "nwrong": 0}, "in_place": None}
         if "crash" in pretend and name == "mpich":
             result["error"] = library["missing"] = "rank 1 was killed by SIGSEGV"  # times until then may be there
         if pretend in (f"wrong {name}", f"wrong {name} {fusion}"):
@@ -152,7 +153,7 @@ class Measuring(Program):
         run, text = self.result(), self.run_file().with_suffix(".md").read_text()
         self.assertRegex(run["name"], r"^\d{4}-\d\d-\d\d-[a-z0-9-]+$")
         self.assertRegex(run["date"], r"^\d{4}-\d\d-\d\d \d\d:\d\d UTC$")
-        for part in (run["machine"]["cpu"], run["commit"], "--collectives allreduce", "MPICH: mpich 1.0", "dirty"):
+        for part in (run["machine"]["cpu"], run["commit"], "--collectives allreduce", "MPICH: mpich 1.0", "dirty", "| line | from"):
             self.assertIn(part, text)
         self.assertIn("| 64 KiB |", text)
         self.assertIn("allreduce, private buffers, 2 ranks", done.stdout)
@@ -170,8 +171,8 @@ class Measuring(Program):
         calls = (self.folder / "calls").read_text().splitlines()
         self.assertEqual(len(calls), 8)  # two calls each, as 8, 16, 64, 256 is no geometric series
         for words in (
-            "allreduce -b 8 -e 16 -f 2 --ranks 2 --buffers private --mode dirty --isolated --limit",
-            "allreduce -b 64 -e 256 -f 4 --ranks 3 --buffers shared --mode dirty --isolated --limit",
+            "allreduce -b 8 -e 16 -f 2 --ranks 2 --buffers private --mode dirty --isolated --limit --steady",
+            "allreduce -b 64 -e 256 -f 4 --ranks 3 --buffers shared --mode dirty --isolated --limit --steady",
         ):
             self.assertEqual(sum(call.startswith(words) for call in calls), 1, calls)
         peers = "--peer mpich --peer mpich5 --peer openmpi --peer openmpi-cma --peer openmpi5 --peer intelmpi"
@@ -612,6 +613,34 @@ class Arithmetic(unittest.TestCase):
         self.assertIn("| 8 B | 2.00 | 4.00 | 6.00 | 5.00 | Gloo | 2.50 | 1.50 | 75 % |", text)
         self.assertIn("| MPICH | **0.80** | 9.00 | 90 % |", text)
         self.assertIn("Geometric mean of the ratios: 1.41, the worst **0.80** at 1 MiB.", text)
+
+    def test_what_a_cache_line_cost_is_in_its_row(self):
+        def line(before, after, changed=False):
+            return {"line": {"before": before, "after": after, "changed": changed, "tries": 3 if changed else 1}}
+
+        cells = [self.cell(8, "hvd", 1.0, **line(0.0601, 0.0634))]
+        self.assertEqual(tables.details(tables.table_of(self.series(*cells, libraries=("hvd",)))).splitlines()[2:], [
+            "| 8 B | 1.00 | 2.00 | - | - | 0.06 |"
+        ])
+        cells += [
+            self.cell(16, "hvd", 1.0, **line(0.2, 0.06, True)),
+            self.cell(16, "mpich", 2.0, **line(0.2, 0.06, True)),
+            self.cell(32, "hvd", 1.0, **line(None, 0.21)),
+            self.cell(64, "hvd", 1.0, **line(None, None)),
+            self.cell(128, "hvd", 1.0),  # of an earlier bench/compare
+        ]
+        self.assertEqual(tables.details(tables.table_of(self.series(*cells, libraries=("hvd", "mpich")))).splitlines()[:7], [
+            "| size | hvd | p99 | MPICH | best peer | ratio | line |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            "| 8 B | 1.00 | 2.00 | - | - | - | 0.06 |",
+            "| 16 B | 1.00 | 2.00 | 2.00 | MPICH | 2.00 | **0.06 to 0.20** |",
+            "| 32 B | 1.00 | 2.00 | - | - | - | 0.21 |",
+            "| 64 B | 1.00 | 2.00 | - | - | - | - |",
+            "| 128 B | 1.00 | 2.00 | - | - | - | - |",
+        ])
+        # Of gradients there is one row for all sizes of the fusion buffer.
+        fused = [self.cell(8, "hvd", 1.0, **line(cost, cost), fusion_bytes=size) for cost, size in ((0.06, 1024), (0.2, 2048))]
+        self.assertIn("| 0.06 to 0.20 |", tables.details(tables.table_of(self.series(*fused, libraries=("hvd",)))))
 
     def test_nothing_is_made_up_where_nothing_was_measured(self):
         one = tables.table_of(self.series(self.cell(8, "hvd", 1.0), libraries=("hvd",)))
