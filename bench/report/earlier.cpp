@@ -49,29 +49,26 @@ bool Earlier::read(const std::string& path, const options& o, const machine& m) 
   std::ifstream text(path);
   const json all = json::parse(text);
   const json now = settings_of(o, m);
-  std::set<std::size_t> sizes;
+  std::set<key> wanted;
   for (const dtype type : o.types) {
     for (const std::size_t size : sizes_of(o)) {
-      sizes.insert(size_of_message(o.kind, count_of(o.kind, size, o.ranks, type), o.ranks, type));
+      const std::size_t real = size_of_message(o.kind, count_of(o.kind, size, o.ranks, type), o.ranks, type);
+      for (const redop op : o.ops) {
+        for (const int root : o.roots) wanted.emplace(real, type_name(type), op_text(o, op), root_number(o, root));
+      }
     }
   }
-  const auto one_of = [](const json& values, const json& value) {
-    return values.empty() || std::find(values.begin(), values.end(), value) != values.end();
-  };
   rows_.clear();
   for (const json& series : all.contains("series") ? all["series"] : json::array({all})) {
     for (const json& result : series.at("results")) {
       json then = series.at("config");
       then.update(result);  // bench/compare: the model and the fusion buffer of each result
-      if (!same(then, now) || !sizes.contains(result.at("size").get<std::size_t>()) ||
-          !one_of(now["types"], result.at("type")) || !one_of(now["redops"], result.at("redop")) ||
-          !one_of(now["roots"], result.at("root"))) {
-        continue;
-      }
+      if (!same(then, now)) continue;
+      const key row(result.at("size"), result.at("type"), result.at("redop"), result.at("root"));
       const double us = time_in(result, o.out_of_place ? "out_of_place" : "in_place");
       const std::string library = result.at("library");
-      if (us <= 0 || library == "limit") continue;
-      earlier_times& t = rows_[{result["size"], result["type"], result["redop"], result["root"]}];
+      if (us <= 0 || library == "limit" || !wanted.contains(row)) continue;
+      earlier_times& t = rows_[row];
       if (library == "hvd") {
         t.hvd = us;
       } else if (t.peers == 0 || us < t.peers) {

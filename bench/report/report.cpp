@@ -45,9 +45,6 @@ bandwidth bandwidth_of(const row& r, double us, const options& o) {
   return {algorithm, algorithm * bus_factor(o.kind, o.ranks)};
 }
 
-std::string op_text(const options& o, redop op) { return reduces(o.kind) ? std::string(name(op)) : "none"; }
-int root_number(const options& o, int root) { return has_root(o.kind) ? root : -1; }
-
 /// A note for rows with other sizes than asked for; empty without such rows.
 std::string rounding_note(const options& o) {
   if (o.kind == collective::barrier || o.kind == collective::fused) return {};

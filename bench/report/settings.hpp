@@ -12,6 +12,10 @@
 
 namespace hvd::bench {
 
+/// A row's columns "redop" and "root".
+inline std::string op_text(const options& o, redop op) { return reduces(o.kind) ? std::string(name(op)) : "none"; }
+inline int root_number(const options& o, int root) { return has_root(o.kind) ? root : -1; }
+
 /// Everything that influences a result; null for values chosen by size.
 inline nlohmann::ordered_json settings_of(const options& o, const machine& m) {
   using json = nlohmann::ordered_json;

@@ -7,6 +7,7 @@ WRONG_BENCH is hvd-bench with kernels that make mistakes, TEST_PEER a library th
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -573,11 +574,11 @@ class Earlier(Case):
         super().setUp()
         file = self.folder / "x.json"
         self.measure(*self.OPTIONS, "--json", file)
-        self.run = json.loads(file.read_text())
+        self.then = json.loads(file.read_text())
         times = {1024: {"hvd": 2.0, "gloo": 40.0, "mpich": 3.5, "limit": 0.5}, 65536: {"hvd": 12345.678}}
-        self.run["config"]["date"] = "2026-01-02T03:04:05Z"
-        self.run["results"] = [
-            {**self.run["results"][0], "size": size, "library": library, "out_of_place": self.cell(us), "in_place": self.cell(2 * us)}
+        self.then["config"]["date"] = "2026-01-02T03:04:05Z"
+        self.then["results"] = [
+            {**self.then["results"][0], "size": size, "library": library, "out_of_place": self.cell(us), "in_place": self.cell(2 * us)}
             for size, each in times.items()
             for library, us in each.items()
         ]
@@ -590,7 +591,7 @@ class Earlier(Case):
 
     def write(self, name="2026-01-02-here.json", run=None):
         path = self.results / name
-        path.write_text(json.dumps(run or self.run))
+        path.write_text(json.dumps(run or self.then))
         return path
 
     def compared(self, output, *where):
@@ -604,24 +605,40 @@ class Earlier(Case):
     def test_columns(self):
         file = self.folder / "now.json"
         cases = (("2.000", "12345.7", "3.500", "out_of_place", ()), ("4.000", "24691.4", "7.000", "in_place", ("--in-place-only",)))
-        for path in (self.write(), self.write("compare.json", {"format": 1, "series": [{"config": {}, "results": []}, self.run]})):
+        for path in (self.write(), self.write("compare.json", {"format": 1, "series": [{"config": {}, "results": []}, self.then]})):
             for first, last, peer, place, options in cases:
                 with self.subTest(path=path, place=place):
                     output = self.measure(*self.OPTIONS, *options, "--earlier", path, "--json", file)
                     now = [one[place]["time"] for one in json.loads(file.read_text())["results"]]
-                    speeds = [100 * float(first) / now[0], 100 * self.run["results"][-1][place]["time"] / now[2]]
+                    speeds = [float(first) / now[0], self.then["results"][-1][place]["time"] / now[2]]
                     self.assertEqual(self.compared(output, path), [
-                        f"  {first:>8}  {speeds[0]:6.0f}  {peer:>10}        mpich",
+                        f"  {first:>8}  {100 * speeds[0]:6.0f}  {peer:>10}        mpich",
                         "       N/A     N/A         N/A         none",
-                        f"  {last:>8}  {speeds[1]:6.0f}         N/A         none",
+                        f"  {last:>8}  {100 * speeds[1]:6.0f}         N/A         none",
                     ])
-                    mean = (speeds[0] * speeds[1]) ** 0.5
-                    self.assertIn(f"# Against earlier      : {mean:.0f} % of its speed (geometric mean, rows: 2)\n", output)
+                    mean = math.exp(sum(map(math.log, speeds)) / 2)
+                    self.assertIn(f"# Against earlier      : {100 * mean:.0f} % of its speed (geometric mean, rows: 2)\n", output)
+
+    def test_gradients_with_the_same_fusion_buffer(self):
+        """In a series of bench/compare, results have the model and the buffer, and the settings are those of the first."""
+        options = ("fused", "-n", "2", "--iters", "1", "-w", "1", "--out-of-place-only", "--buffers", "private")
+        file = self.folder / "now.json"
+        self.measure(*options, "--fusion-bytes", "1M", "--json", file)
+        now = json.loads(file.read_text())
+        now["config"]["date"] = self.then["config"]["date"]
+        results = [
+            {**now["results"][0], "out_of_place": self.cell(us), "model": "resnet50", "fusion_bytes": bytes_}
+            for bytes_, us in ((1 << 20, 3.0), (4 << 20, 4.0))
+        ]
+        path = self.write(run={"format": 1, "series": [{**now, "results": results}]})
+        output = self.measure(*options, "--fusion-bytes", "4M", "--earlier", path)
+        self.assertEqual(self.compared(output, path)[0][:10], "     4.000")
+        self.assertNotIn("earlier:", self.measure(*options, "--fusion-bytes", "2M", "--earlier", path))
 
     def test_the_newest_file_that_matches_is_found(self):
         self.write()
         self.write("2026-01-02-here-2.json")
-        self.write("2026-01-03-there.json", {**self.run, "config": {**self.run["config"], "ranks": 3}})
+        self.write("2026-01-03-there.json", {**self.then, "config": {**self.then["config"], "ranks": 3}})
         (self.results / "2026-01-04-other.json").write_text('{"step": 1}')
         (self.results / "2026-01-05-broken.json").write_text("{")
         output = self.measure(*self.OPTIONS, cwd=self.folder)
@@ -629,12 +646,12 @@ class Earlier(Case):
         self.assertNotIn("earlier", self.measure(*self.OPTIONS, "--earlier", "none", cwd=self.folder))
 
     def test_only_the_same_measurement_is_compared(self):
-        config = self.run["config"]
+        config = self.then["config"]
         other_machine = [{"machine": {**config["machine"], key: 3}} for key in ("cpu", "cores", "l2", "l3")]
         keys = ("collective", "ranks", "transport", "algorithm", "buffers", "mode", "cadence", "over_ranks", "unalign", "pinned")
         for change in (*other_machine, *({key: "other"} for key in keys)):
             with self.subTest(change=change):
-                path = self.write(run={**self.run, "config": {**config, **change}})
+                path = self.write(run={**self.then, "config": {**config, **change}})
                 self.absent(path)
         bad = self.cell(2.0)
         for change in (
@@ -646,13 +663,13 @@ class Earlier(Case):
             {"out_of_place": {**bad, "nwrong": 1}},
         ):
             with self.subTest(change=change):
-                self.absent(self.write(run={**self.run, "results": [{**self.run["results"][0], **change}]}))
+                self.absent(self.write(run={**self.then, "results": [{**self.then["results"][0], **change}]}))
         # Settings of which the file does not tell are not compared.
         self.compared(self.measure(*self.OPTIONS, "--earlier", self.older()), self.results / "old.json")
 
     def older(self):
-        config = {key: self.run["config"][key] for key in ("date", "collective", "ranks")}
-        return self.write("old.json", {**self.run, "config": {**config, "machine": {"cpu": self.run["config"]["machine"]["cpu"]}}})
+        config = {key: self.then["config"][key] for key in ("date", "collective", "ranks")}
+        return self.write("old.json", {**self.then, "config": {**config, "machine": {"cpu": self.then["config"]["machine"]["cpu"]}}})
 
     def absent(self, path):
         output = self.measure(*self.OPTIONS, "--earlier", path)

@@ -167,6 +167,8 @@ class HvdBench(unittest.TestCase):
             (("allreduce", "--ranks-per-gpu", "2"), "--ranks-per-gpu takes --transport nccl"),
             (("allreduce", "--transport", "nccl", "--algorithm", "ring"), "NCCL chooses"),
             (("allreduce", "--transport", "nccl", "--limit"), "--limit"),
+            (("allreduce", "--transport", "nccl", "--steady"), "--steady"),
+            (("allreduce", "--transport", "nccl", "--earlier", "x"), "--earlier"),
             (("fused", "--transport", "nccl"), "hvd-bench-gpu measures many tensors"),
         ):
             done = run(BENCH, *words)
