@@ -234,9 +234,10 @@ std::optional<options> parse_options(int argc, char** argv, int launched) {
       ->take_all()
       ->allow_extra_args(false);
   app.add_flag("--limit", o.limit, "Also measure a loop that only moves the bytes that must move");
-  app.add_flag("--steady", o.steady,
-               "Measure a row again, up to 3 times in all, if the cost of a cache line between the ranks' CPUs after it "
-               "is not that before it (by a factor of 1.5); print that cost");
+  app.add_flag(
+      "--steady", o.steady,
+      "Measure a row again, up to 3 times in all, if the cost of a cache line between the ranks' CPUs after it "
+      "is not that before it (by a factor of 1.5); print that cost");
   flags.add("--model", "For fused and engine: resnet50 (default) or transformer124m (gpt2)", [&](str f, str t) {
     o.parameters = t == "gpt2" ? model::transformer124m : choice_option<model>(f, model_names, t);
   });

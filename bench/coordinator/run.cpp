@@ -18,7 +18,7 @@ namespace {
 constexpr unsigned fewest = 20, probes = 3;
 constexpr unsigned most_tries = 3;  // of a row with --steady
 
-/// What failed in an earlier try of a row has failed.
+/// A failure in any try of a row counts.
 void keep_failures(row& r, const row& earlier) {
   for (std::size_t l = 0; l != r.libraries.size(); ++l) {
     measured& now = r.libraries[l];
@@ -175,8 +175,7 @@ class runner {
 };
 
 /// All rows of the table. Whether hvd gave every number.
-bool measure_all(const options& o, const machine& m, std::vector<std::unique_ptr<Library>>& libraries,
-                 Report& report) {
+bool measure_all(const options& o, const machine& m, std::vector<std::unique_ptr<Library>>& libraries, Report& report) {
   runner each(o, cpu_list(o, m), libraries);
   bool good = true;
   for (unsigned cycle = 0; cycle != o.cycles; ++cycle) {

@@ -84,11 +84,13 @@ bool Earlier::read(const std::string& path, const options& o, const machine& m) 
 Earlier::Earlier(const options& o, const machine& m) {
   if (o.earlier == "none" || o.transport == "nccl") return;
   if (o.names_earlier()) {
-    if (!std::ifstream(o.earlier)) throw usage_error("--earlier " + o.earlier + " cannot be read: " + std::strerror(errno));
+    if (!std::ifstream(o.earlier))
+      throw usage_error("--earlier " + o.earlier + " cannot be read: " + std::strerror(errno));
     try {
       if (read(o.earlier, o, m)) file_ = o.earlier;
     } catch (const json::exception& e) {
-      throw usage_error("--earlier " + o.earlier + " is not a file of hvd-bench --json or of bench/compare: " + e.what());
+      throw usage_error("--earlier " + o.earlier +
+                        " is not a file of hvd-bench --json or of bench/compare: " + e.what());
     }
     return;
   }

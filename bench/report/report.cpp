@@ -111,8 +111,9 @@ void Report::head(const std::vector<library_line>& libraries, const std::vector<
   print_where(o, machine_, libraries, ranks);
   if (const std::string note = rounding_note(o); !note.empty()) std::printf("# %s\n", note.c_str());
   if (const std::string& file = earlier_.file(); !file.empty()) {
-    std::printf("# earlier: hvd at the same size in %s (%s); speed: of hvd now, in %% of that; peers then: the best of them\n",
-                file.c_str(), earlier_.date().c_str());
+    std::printf(
+        "# earlier: hvd at the same size in %s (%s); speed: of hvd now, in %% of that; peers then: the best of them\n",
+        file.c_str(), earlier_.date().c_str());
   } else if (o.names_earlier()) {
     std::printf("# %s has no row of this machine, these settings and these sizes to compare with\n", o.earlier.c_str());
   }
@@ -200,8 +201,8 @@ void Report::print_extras(const row& r) {
                 limit != nullptr && divides ? format("%.0f", 100 * limit->median / mine->median).c_str() : "N/A");
   }
   if (!earlier_.file().empty()) {
-    const earlier_times then = earlier_.find(r.size, std::string(type_name(r.type)), op_text(options_, r.op),
-                                             root_number(options_, r.root));
+    const earlier_times then =
+        earlier_.find(r.size, std::string(type_name(r.type)), op_text(options_, r.op), root_number(options_, r.root));
     const bool both = divides && then.hvd > 0;
     if (both) speeds_.push_back(then.hvd / mine->median);
     std::printf("  %8s  %6s  %10s  %11s", then.hvd > 0 ? number(then.hvd).c_str() : "N/A",
