@@ -11,6 +11,7 @@
 #include <array>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <source_location>
 #include <string>
@@ -76,11 +77,18 @@ void survive(const std::string& job, int rank, int size, const hvd::sharing_opti
   }
 }
 
+// The campaign (tests/campaign/survivors.py) gives other seeds, and more rounds.
+unsigned chosen(const char* variable, unsigned otherwise) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : otherwise;
+}
+
 TEST_CASE("ranks killed at any time, while the others make their next group, too: all that are left are in one group") {
-  std::mt19937 dice(20261128);
-  for (int round = 0; round != 100; ++round) {
+  std::mt19937 dice(chosen("HVD_TEST_SEED", 20261128));
+  const unsigned rounds = chosen("HVD_TEST_ROUNDS", 100);
+  for (unsigned round = 0; round != rounds; ++round) {
     const private_directory d;
-    const int size = 2 + static_cast<int>(dice() % 5);
+    const int size = 2 + static_cast<int>(dice() % 7);
     const int kills = 1 + static_cast<int>(dice() % static_cast<unsigned>(size - 1));
     std::vector<int> order(static_cast<std::size_t>(size));
     for (int r = 0; r != size; ++r) order[static_cast<std::size_t>(r)] = r;
