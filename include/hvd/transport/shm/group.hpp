@@ -102,17 +102,14 @@ class shm_group {
     return peer;
   }
 
-  /// The first of `members` (ranks of this group) that is gone, as an index; -1 if none is.
-  [[nodiscard]] int find_gone(std::span<const int> members) const {
-    const auto index = [&](int r) {
-      return static_cast<int>(std::find(members.begin(), members.end(), r) - members.begin());
-    };
-    for (const int r : members) {
-      if (r == peers_->rank() || !gone(r)) continue;
-      const int culprit = index(blame(r));
-      return culprit != static_cast<int>(members.size()) ? culprit : index(r);
-    }
-    return -1;
+  /// Checks one of `members` (ranks of this group), in each call the next one; returns its index, or that of the rank to
+  /// blame, if it is gone, otherwise -1. Ranks that wait together begin with different ones and so soon check all.
+  [[nodiscard]] int find_gone(std::span<const int> members) {
+    const std::size_t next = ++checked_ % members.size();
+    const int r = members[next];
+    if (r == peers_->rank() || !gone(r)) return -1;
+    const auto culprit = std::find(members.begin(), members.end(), blame(r)) - members.begin();
+    return static_cast<int>(culprit != std::ssize(members) ? culprit : static_cast<std::ptrdiff_t>(next));
   }
 
   /// See agree_on_survivors, for the next round. This group ends.
@@ -235,6 +232,7 @@ class shm_group {
       peers_->set_abort(error_kind::no_memory, rank);
       throw;
     }
+    checked_ = static_cast<std::size_t>(rank);
     auto& self = peers_->mine().self;
     for (const int cpu : host().cpu_ids) {
       const auto at = static_cast<std::size_t>(cpu);
@@ -267,10 +265,10 @@ class shm_group {
   }
 
   void await_all(group_header& header, const watch& lost) {
-    backoff rest(paces::joining);
-    // A check costs a system call for each rank, and all ranks check; so with more ranks they check less often.
-    const auto between = std::chrono::microseconds(50) * size_;
-    auto next_look = clock::now();
+    pace step = paces::joining;
+    step.longest = std::max(step.longest, std::chrono::microseconds(20) * size_);  // many ranks that wake take the CPUs
+    backoff rest(step);
+    int p = peers_->rank();  // the rank that was checked last
     for (int q = 0; q != size_;) {
       if (header.ready.has(q)) {
         ++q;
@@ -284,16 +282,16 @@ class shm_group {
       // ranks end too.)
       const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
       if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
-      const bool look = clock::now() >= next_look;
-      if (look) next_look = clock::now() + between;
-      for (int p = 0; look && p != size_; ++p) {
-        if (p == peers_->rank() || !header.entered.has(p) || segment_->locked(p)) continue;
-        // A rank may have joined and left already: it sets its state to left before it frees its lock.
-        if (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left) {
-          peers_->set_abort(error_kind::peer_lost, p);
-        }
+      // One check a step, of the next rank that has come: the system goes through the locks of all ranks to answer it,
+      // and all ranks check. They begin with different ranks, and so soon check all.
+      do p = p + 1 != size_ ? p + 1 : 0;
+      while (p != peers_->rank() && !header.entered.has(p));
+      // A rank may have joined and left already: it sets its state to left before it frees its lock.
+      if (p != peers_->rank() && !segment_->locked(p) &&
+          (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left)) {
+        peers_->set_abort(error_kind::peer_lost, p);
       }
-      const int gone = look && lost ? lost(q) : -1;
+      const int gone = lost ? lost(q) : -1;
       if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
       if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
@@ -364,6 +362,7 @@ class shm_group {
   bool ready_ = false;    // its window has memory
   std::uint32_t blocks_ = 0;
   std::uint32_t survivor_round_ = 0;
+  std::size_t checked_ = 0;  // by find_gone
 };
 
 }  // namespace hvd::inline HVD_ABI::detail
