@@ -102,8 +102,8 @@ class shm_group {
     return peer;
   }
 
-  /// Checks one of `members` (ranks of this group), in each call the next one; returns its index, or that of the rank to
-  /// blame, if it is gone, otherwise -1. Ranks that wait together begin with different ones and so soon check all.
+  /// Checks one of `members` (ranks of this group), in each call the next one. If it is gone, returns the index of the
+  /// member to blame, otherwise -1.
   [[nodiscard]] int find_gone(std::span<const int> members) {
     const std::size_t next = ++checked_ % members.size();
     const int r = members[next];
@@ -265,8 +265,12 @@ class shm_group {
   }
 
   void await_all(group_header& header, const watch& lost) {
+    // A check is a system call that goes through the locks of all ranks. All ranks check, so each checks few in a step,
+    // the next ones each time, and many ranks sleep longer. They begin with different ranks, and so soon check all; a
+    // rank that waits alone does so within 0.7 s.
+    const int checks = 1 + size_ / 128;
     pace step = paces::joining;
-    step.longest = std::max(step.longest, std::chrono::microseconds(20) * size_);  // many ranks that wake take the CPUs
+    step.longest = std::clamp(std::chrono::microseconds(20) * size_, step.longest, 5 * step.longest);
     backoff rest(step);
     int p = peers_->rank();  // the rank that was checked last
     for (int q = 0; q != size_;) {
@@ -282,18 +286,18 @@ class shm_group {
       // ranks end too.)
       const bool creator_gone = !creator_ && header.launched == 0 && !segment_->locked(segment::creator_byte);
       if (creator_gone && !header.ready.has(q)) peers_->set_abort(error_kind::peer_lost, 0);
-      // One check a step, of the next rank that has come: the system goes through the locks of all ranks to answer it,
-      // and all ranks check. They begin with different ranks, and so soon check all.
-      do p = p + 1 != size_ ? p + 1 : 0;
-      while (p != peers_->rank() && !header.entered.has(p));
-      // A rank may have joined and left already: it sets its state to left before it frees its lock.
-      if (p != peers_->rank() && !segment_->locked(p) &&
-          (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left)) {
-        peers_->set_abort(error_kind::peer_lost, p);
+      for (int i = 0; i != checks; ++i) {
+        do p = p + 1 != size_ ? p + 1 : 0;
+        while (p != peers_->rank() && !header.entered.has(p));
+        // A rank may have joined and left already: it sets its state to left before it frees its lock.
+        if (p != peers_->rank() && !segment_->locked(p) &&
+            (!header.ready.has(p) || peers_->of(p).self.state.load(std::memory_order_acquire) != presence::left)) {
+          peers_->set_abort(error_kind::peer_lost, p);
+        }
+        const int gone = lost ? lost(q) : -1;
+        if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
+        if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
       }
-      const int gone = lost ? lost(q) : -1;
-      if (gone >= 0 && !header.entered.has(gone)) peers_->set_abort(error_kind::peer_lost, gone);
-      if (gone == group_ended) peers_->set_abort(error_kind::aborted, peers_->rank());
       if (clock::now() > deadline_) peers_->set_abort(error_kind::timeout, q);
       rest.step();
     }
