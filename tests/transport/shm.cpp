@@ -723,6 +723,32 @@ TEST_CASE("a rank that goes on removes what others left that were killed in a ne
   CHECK(d.files().empty());
 }
 
+TEST_CASE("one rank that waits alone among many living ones notices the one that died") {
+  constexpr int size = 300, victim = 150;
+  const private_directory d;
+  auto opts = options_in(d, 60.0);
+  opts.memory.staging_bytes = std::size_t{1} << 20;
+  children ranks(2);
+  const auto join = [&](int i, int r) { ranks.start(i, [&, r](report&) { ShmTransport("alone", r, size, opts); }); };
+  join(0, 0);
+  REQUIRE(ranks.wait_while(20.0, [&] { return !has_entered(d, "alone", 0); }));
+  std::string why;
+  const auto memory = segment::open(d.path(), hvd::detail::segment_name("alone"), 1, why);
+  REQUIRE(memory);
+  for (int r = 1; r != size; ++r) {  // they have come and live, and check nobody
+    if (r == victim) continue;
+    REQUIRE(memory->lock(r));
+    reinterpret_cast<hvd::detail::group_header*>(memory->data())->entered.add(r);
+  }
+  join(1, victim);
+  REQUIRE(ranks.wait_while(20.0, [&] { return !has_entered(d, "alone", victim); }));
+  ranks.kill(1);
+  REQUIRE(ranks.wait(20.0));
+  CAPTURE(ranks[0].text());
+  CHECK(ranks[0].is(error_kind::peer_lost));
+  CHECK(ranks[0].culprit == victim);
+}
+
 TEST_CASE("who takes the place of a rank that died while the group came together ends the group") {
   const private_directory d;
   const auto opts = options_in(d, 60.0);
