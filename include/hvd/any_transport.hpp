@@ -62,6 +62,7 @@ class any_transport_base : public erased_transport {
   virtual bool native(any_call call) = 0;
 
   [[nodiscard]] virtual std::unique_ptr<any_transport_base> split_any(int color, int key) = 0;
+  [[nodiscard]] virtual std::unique_ptr<any_transport_base> without_lost_any() = 0;
   [[nodiscard]] virtual shared_array<std::byte> alloc_shared(std::size_t bytes) = 0;
   [[nodiscard]] virtual shared_array<std::byte> map_shared(int fd, std::size_t bytes) = 0;
   [[nodiscard]] virtual std::vector<int> host_of() const = 0;
@@ -107,6 +108,13 @@ class any_transport_of final : private owned_transport<T>, public erased_transpo
       return std::make_unique<any_transport_of>(this->comm_.split(color, key));
     } else {
       this->refuse("split", on::lacks_split);
+    }
+  }
+  [[nodiscard]] std::unique_ptr<any_transport_base> without_lost_any() override {
+    if constexpr (requires { this->comm_.without_lost(); }) {
+      return std::make_unique<any_transport_of>(this->comm_.without_lost());
+    } else {
+      this->refuse("without_lost", "without_lost");
     }
   }
   [[nodiscard]] shared_array<std::byte> alloc_shared(std::size_t bytes) override {
@@ -253,6 +261,8 @@ class any_transport {
   /// For hvd::queue: many messages at once, with tags; collective. Errors: unsupported.
   [[nodiscard]] std::unique_ptr<detail::message_channel> tagged_messages() { return held_->tagged_messages(); }
   [[nodiscard]] any_transport split(int color, int key) { return any_transport(held_->split_any(color, key)); }
+  /// See ShmTransport::without_lost. Errors: unsupported on a transport that has no such function.
+  [[nodiscard]] any_transport without_lost() { return any_transport(held_->without_lost_any()); }
 
   /// n elements of this rank, zero at first, which the ranks share if the transport can; collective.
   template <class T>

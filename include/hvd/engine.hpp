@@ -35,6 +35,24 @@ class Engine : public BasicEngine {
   Engine(Control& comm, D device, engine_options opts = engine_options::from_environment())
     requires(!std::same_as<D, no_device>)
       : BasicEngine(erase(comm).self(), std::move(opts), detail::erase_device(std::move(device))) {}
+
+  /// Goes on over the group of `comm`, with the same options, for instance when a rank is lost (see
+  /// ShmTransport::without_lost). Collective over that group, in which this rank may have another number. Operations in
+  /// flight end with an error, which names the lost rank. Names and process sets start again: any name is free, for any
+  /// shape. Memory of alloc_bucket stays valid, but is copied in reductions; allocate it again. Counters and a timeline
+  /// go on; each call begins the next round of both (`engine_metrics::round`). No other thread may submit meanwhile.
+  /// Errors: those of the constructor; this engine has then ended, and can be asked again over another group.
+  void continue_over(Control& comm)
+    requires std::same_as<D, no_device>
+  {
+    BasicEngine::continue_over(erase(comm).self(), nullptr);
+  }
+  /// The same with a device that connects the ranks of `comm`.
+  void continue_over(Control& comm, D device)
+    requires(!std::same_as<D, no_device>)
+  {
+    BasicEngine::continue_over(erase(comm).self(), detail::erase_device(std::move(device)));
+  }
 };
 
 }  // namespace hvd::inline HVD_ABI

@@ -8,6 +8,7 @@
 #include <hvd/tensors.hpp>
 #include <hvd/timeline.hpp>
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -175,6 +176,7 @@ class BasicEngine {
   /// An engine without a device gets a null `device`.
   BasicEngine(detail::erased_transport& comm, engine_options opts, std::unique_ptr<detail::erased_device> device);
   ~BasicEngine();
+  void continue_over(detail::erased_transport& comm, std::unique_ptr<detail::erased_device> device);
 
  private:
   [[nodiscard]] bool forked() const noexcept { return ::getpid() != pid_; }
@@ -227,7 +229,7 @@ class BasicEngine {
     return detail::tensor_of(f);
   }
 
-  const int rank_, size_;
+  std::atomic<int> rank_, size_;
   const pid_t pid_ = ::getpid();
   std::unique_ptr<detail::process_sets> sets_;
 };

@@ -145,15 +145,16 @@ class driver_cause {
     });
   }
   /// Called before this rank ends. The program may already know of a lost rank from elsewhere; that rank is then the
-  /// cause.
-  void look_around() noexcept {
-    if (control_ == nullptr) return;
+  /// cause, and this returns its error.
+  std::optional<error> look_around() noexcept {
+    if (control_ == nullptr) return std::nullopt;
     try {
       transport_.check();
     } catch (const error& e) {
-      settle(e);
+      return settle(e);
     } catch (const std::exception&) {  // no memory to describe it: the others see this rank as the cause
     }
+    return std::nullopt;
   }
   /// Called in a handler: the error for an exception other than an hvd::error.
   [[nodiscard]] error unexpected() const {

@@ -6,6 +6,7 @@
 #include <hvd/error.hpp>
 #include <hvd/transport.hpp>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -75,9 +76,10 @@ job_clock agree_on_clock(T& comm, std::uint64_t job) {
   return c;
 }
 
-/// Collective. Throws mismatch on all ranks if they differ in an option that must be the same on all.
+/// Collective. Throws mismatch on all ranks if they differ in an option that must be the same on all. Returns the
+/// largest of their numbers `round`.
 template <PointToPoint T>
-void agree_on_options(T& comm, const engine_options& o, bool device) {
+std::uint64_t agree_on_options(T& comm, const engine_options& o, bool device, std::uint64_t round) {
   constexpr std::string_view names[] = {"fusion_threshold",
                                         "cache_capacity",
                                         "cycle_time (us)",
@@ -92,7 +94,7 @@ void agree_on_options(T& comm, const engine_options& o, bool device) {
                                         "cycle_fixed (HOROVOD_CYCLE_TIME is set)",
                                         "device (whether the engine was made with one)"};
   constexpr std::size_t n = std::size(names);
-  using values = std::array<std::uint64_t, n>;
+  using values = std::array<std::uint64_t, n + 1>;
   const auto number = [](auto value) { return static_cast<std::uint64_t>(value); };
   const values mine{number(o.fusion_threshold),
                     number(o.cache_capacity),
@@ -106,9 +108,11 @@ void agree_on_options(T& comm, const engine_options& o, bool device) {
                     number(o.thread),
                     number(o.autotune && o.threshold_fixed),  // they only decide what is tuned
                     number(o.autotune && o.cycle_fixed),
-                    number(device)};
+                    number(device),
+                    round};
   const std::vector<values> all = share_by_messages(comm, mine);
   for (std::size_t r = 1; r != all.size(); ++r) {
+    round = std::max(round, all[r][n]);
     for (std::size_t i = 0; i != n; ++i) {
       if (all[r][i] == all[0][i]) continue;
       fail(error_kind::mismatch,
@@ -117,6 +121,7 @@ void agree_on_options(T& comm, const engine_options& o, bool device) {
            static_cast<int>(r));
     }
   }
+  return std::max(round, all[0][n]);
 }
 
 }  // namespace hvd::inline HVD_ABI::detail

@@ -45,12 +45,13 @@ class driver final : public waiting_room {
   /// device; all have the ranks of the process set.
   driver(std::unique_ptr<erased_transport> control, std::unique_ptr<erased_transport> data,
          std::unique_ptr<erased_device> device, const engine_options& opts, Timeline& timeline,
-         const driver_members& members, std::shared_ptr<cause_board> board)
+         const driver_members& members, std::shared_ptr<cause_board> board,
+         std::shared_ptr<operation_counters> counters)
       : opts_(opts), rank_(control->rank()), size_(control->size()), control_(std::move(control)),
         data_(std::move(data)), agreement_(*control_), cause_(*control_, *data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, rank_, size_), execute_(*data_, opts.fusion_threshold),
         pending_(*control_, std::move(device), [this](submission& s, const error* why) { end_of_batch(s, why); }),
-        observer_(timeline, rank_, members.set),
+        observer_(timeline, rank_, members.set, std::move(counters)),
         cycle_time_(std::chrono::duration_cast<std::chrono::microseconds>(opts.cycle_time)) {
     if (opts.autotune && members.set == 0) tuner_.emplace(*data_, opts);
   }
@@ -126,8 +127,8 @@ class driver final : public waiting_room {
     observer_.waited(end, since, end.reached(only_queued));
   }
 
-  /// Ends the driver: operations in flight and later submissions end with an error.
-  void close() {
+  /// Ends the driver: what is in flight or submitted later ends with an error, `after_loss` that of the lost rank.
+  void close(bool after_loss = false) {
     const auto until = clock::now() + std::chrono::seconds(1);
     progress_.close();
     stir();
@@ -137,12 +138,12 @@ class driver final : public waiting_room {
     progress_.join();
     progress_.insist([&] {
       pending_.finish(until);
+      const auto lost = after_loss || agreement_.under_way() ? cause_.look_around() : std::nullopt;
       if (agreement_.under_way()) {  // other ranks wait for this rank's message
-        cause_.look_around();
         cause_.abandon();
         keep_messages(control_);
       }
-      stop(cause_.shut_down());
+      stop(after_loss && lost ? *lost : cause_.shut_down());
     });
   }
 

@@ -1,17 +1,13 @@
 // hvd/engine/implementation.hpp: the functions of BasicEngine; with HVD_COMPILED, hvd/compiled.hpp alone includes it.
 #pragma once
 
-#include <hvd/detail/random_word.hpp>
-#include <hvd/detail/text_hash.hpp>
 #include <hvd/engine/basic_engine.hpp>
-#include <hvd/engine/clock.hpp>
 #include <hvd/engine/erased_device.hpp>
 #include <hvd/engine/process_sets.hpp>
 #include <hvd/engine/validate.hpp>
 #include <hvd/error.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,25 +23,21 @@ namespace hvd::inline HVD_ABI {
 
 HVD_INLINE BasicEngine::BasicEngine(detail::erased_transport& comm, engine_options opts,
                                     std::unique_ptr<detail::erased_device> device)
-    : rank_(comm.rank()), size_(comm.size()),
-      sets_(std::make_unique<detail::process_sets>(
-          rank_, size_,
-          detail::agree_on_clock(comm, opts.launch.empty() ? detail::random_word() : detail::text_hash(opts.launch)),
-          opts)) {
-  comm.require_engine();
-  if (device != nullptr && comm.simulated()) {
-    detail::fail(error_kind::unsupported, {"Engine on rank ", rank_, " of ", size_,
-                                           ": a device needs ranks that run in real time, not simulated ones"});
-  }
-  if (size_ > 1) detail::agree_on_options(comm, opts, device != nullptr);
-  if (!opts.timeline.empty() && !opts.records_in) start_timeline(opts.timeline, opts.mark_cycles);
+    : rank_(comm.rank()), size_(comm.size()), sets_(std::make_unique<detail::process_sets>(opts)) {
+  sets_->begin(comm, std::move(device));
+}
+
+HVD_INLINE void BasicEngine::continue_over(detail::erased_transport& comm,
+                                           std::unique_ptr<detail::erased_device> device) {
+  refuse_fork();
+  sets_->shutdown(true);
+  rank_ = comm.rank();
+  size_ = comm.size();
   try {
-    auto control = comm.split(0, rank_);
-    auto data = comm.split(0, rank_);
-    sets_->start(std::move(control), std::move(data), std::move(device));
-    if (opts.watch && opts.thread && size_ > 1) sets_->start_watch(comm.split(0, rank_));
-  } catch (const error& e) {
-    detail::fail_at_start(comm, e, sets_->causes());
+    sets_->begin(comm, std::move(device));
+  } catch (...) {
+    sets_->shutdown();
+    throw;
   }
 }
 
@@ -95,12 +87,12 @@ HVD_INLINE std::shared_ptr<std::byte> BasicEngine::alloc_device_bucket(std::size
   const auto d = driver(0);
   detail::erased_device* const own = d->device();
   if (own == nullptr || !own->can.allocates) {
-    detail::fail(error_kind::unsupported, {"alloc_device_bucket on rank ", rank_, " of ", size_,
+    detail::fail(error_kind::unsupported, {"alloc_device_bucket on rank ", rank(), " of ", size(),
                                            ": this engine's device does not allocate memory; use the program's"});
   }
   own->choose(device);
   if (own->index() != device) {
-    detail::fail(error_kind::invalid_argument, {"alloc_device_bucket on rank ", rank_, " of ", size_, ": device ",
+    detail::fail(error_kind::invalid_argument, {"alloc_device_bucket on rank ", rank(), " of ", size(), ": device ",
                                                 device, " is not this engine's, which is ", own->index()});
   }
   return sets_->bucket(bytes, memory_kind::device);
@@ -112,7 +104,7 @@ HVD_INLINE void BasicEngine::start_timeline(const std::string& path, bool mark_c
 }
 
 HVD_INLINE void BasicEngine::stop_timeline() {
-  if (!forked()) sets_->timeline.stop();
+  if (!forked()) sets_->stop_timeline();
 }
 
 HVD_INLINE void BasicEngine::shutdown() {

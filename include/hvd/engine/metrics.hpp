@@ -25,6 +25,7 @@ struct operation_metrics {
 
 /// The counters of an engine since it was made, and its current state. See Engine::metrics.
 struct engine_metrics {
+  std::uint64_t round = 1;                      ///< see Engine::continue_over
   std::uint64_t steps = 0;                      ///< calls of Engine::mark_step
   std::uint64_t samples = 0;                    ///< the sum of their samples
   std::uint64_t stalls = 0;                     ///< reports of the watch on this rank

@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace hvd::inline HVD_ABI::detail {
@@ -43,7 +44,8 @@ class observer {
   using submissions = std::span<const std::shared_ptr<submission>>;
 
   /// Of the tensors of one process set.
-  observer(Timeline& timeline, int rank, int set) : timeline_(timeline), rank_(rank), set_(set) {}
+  observer(Timeline& timeline, int rank, int set, std::shared_ptr<operation_counters> counters)
+      : timeline_(timeline), rank_(rank), set_(set), counters_(std::move(counters)) {}
 
   /// Called by the submitting thread.
   void submitted(submission& s) {
@@ -77,7 +79,7 @@ class observer {
     for (const tensor& t : s.what.tensors) {
       bytes += std::accumulate(t.shape.begin(), t.shape.end(), size_of(t.type), std::multiplies<>());
     }
-    counters_.ended(s.what.kind, bytes, failed);
+    counters_->ended(s.what.kind, bytes, failed);
   }
   void ended(const submission& s, bool failed) noexcept {
     count(s, failed);
@@ -92,15 +94,15 @@ class observer {
   }
   /// Called when a thread of the program has waited, from `since` until now.
   void waited(const completion& end, std::chrono::steady_clock::time_point since, bool to_the_end) {
-    counters_.waited(end.kind, std::chrono::steady_clock::now() - since, to_the_end);
+    counters_->waited(end.kind, std::chrono::steady_clock::now() - since, to_the_end);
     if (timeline_.active() && !end.name.empty()) timeline_.waited(timeline_.tensor(end.name, set_), since);
   }
-  void report(std::vector<operation_metrics>& to) const { counters_.report(to, set_); }
+  void report(std::vector<operation_metrics>& to) const { counters_->report(to, set_); }
 
  private:
   Timeline& timeline_;
   int rank_, set_;
-  operation_counters counters_;
+  const std::shared_ptr<operation_counters> counters_;
 };
 
 }  // namespace hvd::inline HVD_ABI::detail

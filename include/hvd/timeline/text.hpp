@@ -141,17 +141,16 @@ class timeline_text {
     mark("DROPPED", time, joined({"\"events\":", events, ",\"total\":", total}));
   }
 
-  /// Adds the watch's report about operations that do not end.
-  void add_stall(std::string_view text, std::int64_t time) {
+  /// Adds an event with a text: the members of a process set, as JSON; the watch's report; the ranks of a round.
+  void add(const trace_event& e, std::string_view text) {
+    if (e.kind == trace_kind::members) {
+      describe("hvd_process_set", own_);
+      ((lines_ += ",\"args\":{") += text) += "}}";
+      return;
+    }
     std::string args = "\"text\":";
     append_json_string(args, text);
-    mark("STALL", time, args);
-  }
-
-  /// Adds the members of a process set, which are `args` as JSON.
-  void add_members(std::string_view args) {
-    describe("hvd_process_set", own_);
-    ((lines_ += ",\"args\":{") += args) += "}}";
+    mark(e.kind == trace_kind::stall ? "STALL" : "ROUND", e.time, args);
   }
 
   /// Ends open activities, marked as unfinished, at the end of a timeline.

@@ -15,7 +15,7 @@
 
 namespace hvd::inline HVD_ABI::detail {
 
-enum class trace_kind : std::uint8_t { begin, end, result, tick, cycle, step, wait, stall, members };
+enum class trace_kind : std::uint8_t { begin, end, result, tick, cycle, step, wait, stall, round, members };
 
 /// One event; refers to nothing but `activity`, which lives for ever, and `text`.
 struct trace_event {
@@ -30,14 +30,13 @@ struct trace_event {
     const char* activity = nullptr;  // of a begin
     int rank;                        // of a tick
     std::uint64_t amount;            // of a step: its samples; of a wait: nanoseconds from `time` on
-    std::string* text;               // of a stall and of members: owned by the event
+    std::string* text;               // of a stall, a round and members: owned by the event
     std::uint64_t shape[most_dims];  // of a result
   };
 
   /// The text that the event owns, if it has one; once.
   [[nodiscard]] std::unique_ptr<std::string> take_text() const {
-    const bool has = kind == trace_kind::stall || kind == trace_kind::members;
-    return std::unique_ptr<std::string>(has ? text : nullptr);
+    return std::unique_ptr<std::string>(kind >= trace_kind::stall ? text : nullptr);
   }
 };
 
