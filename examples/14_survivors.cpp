@@ -1,4 +1,5 @@
-// 14_survivors.cpp: a trainer that loses a rank and goes on. The ranks that are left make their next group themselves.
+// 14_survivors.cpp: a trainer that loses a rank and goes on. The ranks that are left make their next group themselves,
+// and the engine goes on over it.
 #include <hvd/hvd.hpp>
 
 #include <array>
@@ -16,14 +17,14 @@ struct state {
 };
 
 /// One step of gradient descent on all samples, a part of them on each rank.
-void train_step(hvd::ShmTransport& comm, state& now) {
+void train_step(hvd::BasicEngine& engine, state& now) {
   std::array<double, 2> gradient{};
-  for (int i = comm.rank(); i < samples; i += comm.size()) {
+  for (int i = engine.rank(); i < samples; i += engine.size()) {
     const double x = std::sin(i), error = now.slope * x + now.offset - (3 * x - 1);
     gradient[0] += error * x / samples;
     gradient[1] += error / samples;
   }
-  hvd::allreduce(comm, gradient);
+  engine.allreduce("gradient", gradient).wait();
   now = {now.slope - gradient[0], now.offset - gradient[1], now.step + 1};
 }
 
@@ -36,19 +37,23 @@ void agree(hvd::ShmTransport& comm, state& now) {
 
 int train(hvd::ShmTransport& first) {
   hvd::ShmTransport comm = std::move(first);
+  hvd::Engine engine(comm);
   const int number = comm.rank(), last = comm.size() - 1;
   state now;
-  bool agreed = true;
+  bool lost = false;
   while (now.step < steps) {
     try {
       if (number == last && number != 0 && now.step == fatal_step) std::raise(SIGKILL);
-      if (!agreed) agree(comm, now);
-      agreed = true;
-      train_step(comm, now);
-    } catch (const hvd::error& lost) {
-      if (lost.kind() != hvd::error::peer_lost && lost.kind() != hvd::error::aborted) throw;
-      comm = comm.without_lost();
-      agreed = false;
+      if (lost) {
+        comm = comm.without_lost();
+        engine.continue_over(comm);
+        agree(comm, now);
+        lost = false;
+      }
+      train_step(engine, now);
+    } catch (const hvd::error& e) {
+      if (e.kind() != hvd::error::peer_lost && e.kind() != hvd::error::aborted) throw;
+      lost = true;  // or another rank is, while these make their next group
     }
   }
   if (comm.rank() == 0) std::printf("%d of %d ranks: %.6f x %+.6f\n", comm.size(), last + 1, now.slope, now.offset);

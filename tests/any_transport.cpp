@@ -247,6 +247,8 @@ TEST_CASE("any: exchange, hosts, names, and what a transport lacks") {
   CHECK(complaint([&] { static_cast<void>(plain.split(0, 0)); }) ==
         "unsupported: hvd: split on rank 0 of 1: this transport lacks split (see Splitting in hvd/transport.hpp), "
         "which this needs");
+  CHECK(complaint([&] { static_cast<void>(plain.without_lost()); }) ==
+        "unsupported: hvd: without_lost on rank 0 of 1: this transport lacks without_lost, which this needs");
   CHECK(complaint([&] { static_cast<void>(plain.alloc_shared<float>(1)); }) ==
         doctest::Contains("unsupported: hvd: alloc_shared on rank 0 of 1: this transport lacks alloc_shared"));
   CHECK(complaint([&] { static_cast<void>(plain.tagged_messages()); }) ==

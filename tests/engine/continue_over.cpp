@@ -178,8 +178,9 @@ TEST_CASE("a loss that the program has learned elsewhere ends requests of the en
 
 TEST_CASE("a second rank is killed at any time while the next group and its engine are made") {
   constexpr int size = 4;
+  const int rounds = hvd::test::sanitized ? 10 : 40;
   int several = 0;
-  for (int round = 0; round != (hvd::test::sanitized ? 10 : 40); ++round) {
+  for (int round = 0; round != rounds; ++round) {
     const private_directory d;
     const auto opts = job_options(d);
     children ranks(size);
@@ -212,7 +213,7 @@ TEST_CASE("a second rank is killed at any time while the next group and its engi
       mine.progress = 7;
     });
     REQUIRE(ranks.wait_while(60.0, [&] { return ranks[0].progress != 2; }));
-    hvd::test::pause_for(round * 3e-4);
+    hvd::test::pause_for(0.012 * round / rounds);
     ranks.kill(3);
     REQUIRE(ranks.wait(60.0));
     CAPTURE(round);

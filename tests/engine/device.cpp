@@ -416,6 +416,25 @@ TEST_CASE("all ranks have an engine with a device, or none has") {
   }));
 }
 
+TEST_CASE("an engine goes on over another group, with a device of it") {
+  CHECK_NOTHROW(hvd::thread_run(3, [](hvd::ThreadTransport& comm) {
+    const auto device_of = [](hvd::ThreadTransport& group) {
+      const auto strings = std::make_shared<device_strings>();
+      strings->gate.set();
+      return StandInDevice(group.split(0, group.rank()), device_number, strings);
+    };
+    device_engine engine(comm, device_of(comm), unwatched());
+    const device_memory m(four(1)), other(std::vector<float>(7, 2));
+    engine.run(sum("x", m));
+    require(m.copy<float>() == four(3), "a wrong sum");
+    hvd::ThreadTransport next = comm.split(comm.rank() == 0 ? hvd::no_group : 0, 0);
+    if (comm.rank() == 0) return;
+    engine.continue_over(next, device_of(next));
+    engine.run(asked(operation::allreduce, "x", on_device(other, {7}, &other)));
+    require(other.copy<float>() == std::vector<float>(7, 4), "a wrong sum in the next group");
+  }));
+}
+
 TEST_CASE("a batch begins behind the events of its tensors, and one that is forgotten is found") {
   on_devices(2, unfused(), false, [&](const rank& r) {
     device_memory late(four(-1)), forgotten(four(-1));
