@@ -129,6 +129,14 @@ int hvd_split(hvd_comm comm, int color, int key, hvd_comm* part) {
   });
 }
 
+int hvd_without_lost(hvd_comm comm, hvd_comm* next) {
+  return on(comm, "without_lost", [&](communicator& group) {
+    require("without_lost", next, "next", "an hvd_comm");
+    *next = 0;
+    *next = c::publish(group.without_lost());
+  });
+}
+
 int hvd_free(hvd_comm comm) {
   if (comm == 0) return HVD_OK;
   return guarded("free", [&] { c::end_communicator(comm); });
@@ -283,6 +291,11 @@ int hvd_engine_init(hvd_comm comm, hvd_engine* engine) {
     found.check(group);
     *engine = 0;
     *engine = table::all().add(kind::engine, std::make_unique<c::engine_object>(std::make_shared<c::engine>(group)));
+  });
+}
+int hvd_engine_continue_over(hvd_engine engine, hvd_comm comm) {
+  return on(comm, "engine_continue_over", [&](communicator& group) {
+    c::engine_of(engine, "engine_continue_over")->continue_over(group);
   });
 }
 int hvd_engine_free(hvd_engine engine) {

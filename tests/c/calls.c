@@ -3,9 +3,11 @@
  * usage: calls [TRANSPORT]   with TRANSPORT as one rank of those that a launcher has started, else with ranks of its
  * own
  */
+#define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -524,6 +526,34 @@ static int every_call(hvd_comm comm, void* user) {
   return failures == 0 ? 0 : 1;
 }
 
+/* The last of three ranks is killed; the others go on, with their engine. */
+static int survive(hvd_comm comm, void* user) {
+  (void)user;
+  const int rank = hvd_rank(comm);
+  hvd_engine engine = 0;
+  hvd_handle h = 0;
+  OK(hvd_engine_init(comm, &engine));
+  int32_t x[2] = {1, 1}, y = rank + 1;
+  OK(hvd_barrier(comm));
+  if (rank == 2) raise(SIGKILL);
+  OK(hvd_engine_allreduce(engine, "x", x, x, 2, HVD_INT32, HVD_SUM, NULL, &h));
+  CHECK(hvd_wait(h, 60) == HVD_PEER_LOST && hvd_last_error_rank() == 2);
+  OK(hvd_release(h));
+  hvd_comm next = 0;
+  OK(hvd_without_lost(comm, &next));
+  CHECK(hvd_rank(next) == rank && hvd_size(next) == 2);
+  OK(hvd_engine_continue_over(engine, next));
+  OK(hvd_free(comm));
+  OK(hvd_engine_allreduce(engine, "x", &y, &y, 1, HVD_INT32, HVD_SUM, NULL, &h));
+  OK(hvd_wait(h, 60));
+  CHECK(y == 3);
+  OK(hvd_release(h));
+  OK(hvd_engine_free(engine));
+  OK(hvd_free(next));
+  if (failures != 0) abort(); /* the exit code of hvd_fork_run is then that of this signal */
+  return 0;
+}
+
 static int three_times_rank(hvd_comm comm, void* user) { return hvd_rank(comm) == *(const int*)user ? 3 : 0; }
 
 static int as_one_rank(const char* transport) {
@@ -550,6 +580,8 @@ int main(int argc, char** argv) {
   int which = 1, code = -1;
   OK(hvd_fork_run(HVD_ABI_VERSION, 2, three_times_rank, &which, &code));
   CHECK(code == 3);
+  OK(hvd_fork_run(HVD_ABI_VERSION, 3, survive, NULL, &code));
+  CHECK(code == 128 + SIGKILL);
 
   /* alone: nothing says that a launcher has started this process */
   hvd_comm comm = 0;

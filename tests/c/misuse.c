@@ -48,9 +48,11 @@ static void no_communicator(hvd_comm none, const char* word) {
   REFUSED(hvd_allreduce_list(none, &one, 1, HVD_SUM), BAD, word);
   REFUSED(hvd_broadcast_list(none, &one, 1, 0), BAD, word);
   REFUSED(hvd_split(none, 0, 0, &part), BAD, word);
+  REFUSED(hvd_without_lost(none, &part), BAD, word);
   REFUSED(hvd_alloc_shared(none, 8, &memory), BAD, word);
   REFUSED(hvd_free_shared(none, x), BAD, word);
   REFUSED(hvd_engine_init(none, &engine), BAD, word);
+  REFUSED(hvd_engine_continue_over(engine, none), BAD, word);
   CHECK(hvd_rank(none) == -1 && strstr(hvd_last_error(), word) != NULL);
   CHECK(hvd_size(none) == -1 && strstr(hvd_last_error(), word) != NULL);
   if (none != 0) REFUSED(hvd_free(none), BAD, word);
@@ -181,6 +183,8 @@ static void arguments(hvd_comm comm) {
   const hvd_tensor empty = {NULL, y, 1, HVD_FLOAT32, HVD_FLOAT32};
   REFUSED(hvd_allreduce_list(comm, &empty, 1, HVD_SUM), BAD, "tensor 0 is null");
   REFUSED(hvd_split(comm, 0, 0, NULL), BAD, "split on rank ");
+  REFUSED(hvd_without_lost(comm, NULL), BAD, "without_lost");
+  REFUSED(hvd_engine_continue_over(0, comm), BAD, "the engine is 0");
   REFUSED(hvd_alloc_shared(comm, 8, NULL), BAD, "alloc_shared on rank ");
   REFUSED(hvd_engine_init(comm, NULL), BAD, "engine_init");
 

@@ -91,6 +91,9 @@ HVD_API int hvd_init(int abi, const char* transport, hvd_comm* comm);
 HVD_API int hvd_fork_run(int abi, int np, int (*f)(hvd_comm comm, void* user), void* user, int* exit_code);
 /* A group of the ranks with the same color, ordered by key; collective. color < 0: this rank gets no group (0). */
 HVD_API int hvd_split(hvd_comm comm, int color, int key, hvd_comm* part);
+/* The group of the ranks that are left, in their order, when comm has lost some: each of them calls it after
+ * HVD_PEER_LOST or HVD_ABORTED. Free comm as usual. HVD_UNSUPPORTED on transports other than "shm". */
+HVD_API int hvd_without_lost(hvd_comm comm, hvd_comm* next);
 /* Leaves the group, and frees its memory from hvd_alloc_shared; engines over it live on. Freeing 0 does nothing.
  * Remaining groups are freed when the process exits. */
 HVD_API int hvd_free(hvd_comm comm);
@@ -156,6 +159,9 @@ HVD_API int hvd_broadcast_list(hvd_comm comm, const hvd_tensor* tensors, size_t 
 
 /* Collective over comm. The engine may be called from any thread. */
 HVD_API int hvd_engine_init(hvd_comm comm, hvd_engine* engine);
+/* Goes on over another group, for instance of hvd_without_lost; collective over it. Operations in flight end with the
+ * loss, names and process sets start again, counters and the timeline go on. If it fails, call it again. */
+HVD_API int hvd_engine_continue_over(hvd_engine engine, hvd_comm comm);
 /* Operations in flight end with HVD_ABORTED. Freeing 0 does nothing. */
 HVD_API int hvd_engine_free(hvd_engine engine);
 /* A group of some ranks with its own names; *process_set is its number, from 1. Collective over all ranks. */

@@ -46,7 +46,7 @@ class driver final : public waiting_room {
   driver(std::unique_ptr<erased_transport> control, std::unique_ptr<erased_transport> data,
          std::unique_ptr<erased_device> device, const engine_options& opts, Timeline& timeline,
          const driver_members& members, std::shared_ptr<cause_board> board,
-         std::shared_ptr<operation_counters> counters)
+         std::shared_ptr<operation_counters> counters = std::make_shared<operation_counters>())
       : opts_(opts), rank_(control->rank()), size_(control->size()), control_(std::move(control)),
         data_(std::move(data)), agreement_(*control_), cause_(*control_, *data_, agreement_, members, std::move(board)),
         negotiation_(opts.cache_capacity, rank_, size_), execute_(*data_, opts.fusion_threshold),
