@@ -294,9 +294,8 @@ int hvd_engine_init(hvd_comm comm, hvd_engine* engine) {
   });
 }
 int hvd_engine_continue_over(hvd_engine engine, hvd_comm comm) {
-  return on(comm, "engine_continue_over", [&](communicator& group) {
-    c::engine_of(engine, "engine_continue_over")->continue_over(group);
-  });
+  return on(comm, "engine_continue_over",
+            [&](communicator& group) { c::engine_of(engine, "engine_continue_over")->continue_over(group); });
 }
 int hvd_engine_free(hvd_engine engine) {
   if (engine == 0) return HVD_OK;
