@@ -8,6 +8,7 @@
 #include <hvd/error.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
