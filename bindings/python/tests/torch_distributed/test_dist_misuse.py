@@ -21,10 +21,11 @@ pytest.importorskip("torch.distributed")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from dist_ranks import Ranks, join, place, same  # noqa: E402
+from dist_ranks import Ranks, folder, join, place, same  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import hvd.torch.distributed  # noqa: E402
+from hvd.torch.distributed.process_group import ProcessGroup  # noqa: E402
 
 
 def usable(group: Any = None) -> None:
@@ -553,6 +554,32 @@ def check_missing_at_start(seconds: float) -> None:
 
 def test_missing_at_start(several_loose_ranks: Ranks) -> None:
     several_loose_ranks.run(check_missing_at_start, seconds=0.9)
+
+
+def check_entries_of_earlier_ranks(early: int) -> None:
+    """A rank comes alone, and gives up. Later ranks meet in the same store, as those do that torchrun starts again."""
+    r, n = place()
+    store = dist.FileStore(str(folder() / f"twice {early}"))
+
+    def meet(seconds: float) -> Any:
+        return ProcessGroup(store, r, n, timedelta(seconds=seconds))
+
+    if r == early % n:
+        with pytest.raises(dist.DistBackendError, match="did not come within 0.2 s"):
+            meet(0.2)
+        (folder() / f"gave up {early}").touch()
+    while not (folder() / f"gave up {early}").exists():
+        time.sleep(0.005)
+    for _ in range(2):
+        group, x = meet(20), torch.ones(1)
+        group.allreduce([x]).wait()
+        assert x.item() == n
+        group.shutdown()
+
+
+@pytest.mark.parametrize("early", [0, -1])
+def test_entries_of_earlier_ranks(several_loose_ranks: Ranks, early: int) -> None:
+    several_loose_ranks.run(check_entries_of_earlier_ranks, early=early)
 
 
 _store: Any = None

@@ -1,7 +1,9 @@
 """Connects the ranks of a group through the store that torch.distributed passes to them.
 
 Each rank writes its version and host into the store. Rank 0 decides how ranks are connected, and all read its decision,
-so all raise the same error. The store is trusted as much as the program trusts it. On one host a process that can
+so all raise the same error. The store may have entries of earlier groups and of processes that have ended: torchrun
+keeps one store over its restarts, and then its ranks do not know how often others have met. So rank 0 calls with a new
+id, and the other ranks answer every call that they find. The store is trusted as much as the program trusts it. On one host a process that can
 write to it can at most make ranks wait, because only processes of one user can open the ranks' shared memory. Across
 hosts without an MPI it also holds the secret that ranks prove to each other: a process that can read it could be one of them.
 """
@@ -24,9 +26,9 @@ from hvd.core.native import interruptible
 from hvd.exceptions import HorovodInternalError
 
 _stores: Any = dist
-_PLAN = "plan"
+_CALL = "call"
 _LONGEST = 1e8  # seconds of a store's time limit
-_PAUSE = 0.05  # the longest between two looks into a store, in seconds: 1,024 ranks then ask 20,000 times a second
+_PAUSE = 0.05  # the longest between two looks into a store, in seconds: 1,024 ranks then ask 60,000 times a second
 _GRACE = 15.0  # seconds to wait for rank 0 to report missing ranks
 
 
@@ -75,18 +77,12 @@ def _missing(who: str, size: int, seconds: float) -> str:
     )
 
 
-def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Rank 0's decision: how to connect the ranks, or an error for all of them."""
-    everyone = [first]
-    missing: list[int] = []
-    for rank in range(1, size):
-        text = _wait(store, f"rank/{rank}", seconds if not missing else 0.001)
-        if text is None:
-            missing.append(rank)
-        else:
-            everyone.append(json.loads(text))
-    if missing:
-        return {"error": _missing(f"rank(s) {', '.join(map(str, missing))}", size, seconds)}
+def _plan(entries: list[bytes | None], seconds: float) -> dict[str, Any]:
+    """Rank 0's decision from the entries of all ranks, None for a missing one: how to connect them, or an error."""
+    if missing := [str(rank) for rank, entry in enumerate(entries) if entry is None]:
+        return {"error": _missing(f"rank(s) {', '.join(missing)}", len(entries), seconds)}
+    everyone = [json.loads(entry.partition(b" ")[2]) for entry in entries if entry]
+    first = everyone[0]
     for rank, one in enumerate(everyone):
         if one["version"] != first["version"]:
             return {
@@ -98,6 +94,49 @@ def _plan(store: Any, size: int, first: dict[str, Any], seconds: float) -> dict[
     if all(one["name"] == first["name"] for one in everyone):
         names = [f"{first['name']}, in containers or as users that share no memory"]
     return {"hosts": names, "number": secrets.randbits(15)}
+
+
+def _call(store: Any, size: int, mine: str, seconds: float) -> tuple[str, dict[str, Any]]:
+    """Rank 0's part of ``_agree``."""
+    call = secrets.token_hex(8)
+    store.set(_CALL, call)
+    entries: list[bytes | None] = [mine.encode()]
+    for rank in range(1, size):
+        entries.append(_wait(store, f"{call}/{rank}", seconds if None not in entries else 0.001))
+    try:
+        plan = _plan(entries, seconds)
+    except (KeyError, TypeError, ValueError) as e:
+        plan = {"error": f"the store has entries of another version of hvd ({e})"}
+    for entry in filter(None, entries):
+        store.set(entry.partition(b" ")[0].decode(), json.dumps(plan))
+    return call, plan
+
+
+def _answer(store: Any, rank: int, size: int, mine: str, seconds: float) -> tuple[str, dict[str, Any]]:
+    """The other ranks' part of ``_agree``."""
+    answered, end, pause = b"", time.monotonic() + seconds, 0.001
+    while (text := _wait(store, mine.partition(" ")[0], 0.0)) is None:
+        call = _wait(store, _CALL, 0.0) or b""
+        if call != answered:
+            store.set(f"{call.decode()}/{rank}", mine)
+            answered, end, pause = call, time.monotonic() + seconds + _GRACE, 0.001
+        if time.monotonic() > end:
+            raise dist.DistBackendError(f"hvd: {_missing('rank 0', size, seconds)}")
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE)
+    return answered.decode(), json.loads(text)
+
+
+def _agree(store: Any, rank: int, size: int, seconds: float) -> tuple[Any, dict[str, Any]]:
+    """Meets the other ranks; collective. Returns rank 0's plan, and a part of the store that is theirs alone. Raises
+    DistBackendError on all ranks that came if one did not come within ``seconds`` or if their versions differ.
+    """
+    mine = json.dumps({"version": _core.version, "host": _host(), "name": socket.gethostname()})
+    mine = f"{secrets.token_hex(8)} {mine}"  # the key under which the answer to this entry comes
+    call, plan = _call(store, size, mine, seconds) if rank == 0 else _answer(store, rank, size, mine, seconds)
+    if "error" in plan:
+        raise dist.DistBackendError(f"hvd: {plan['error']} (reported by rank {rank})")
+    return _stores.PrefixStore(call, store), plan
 
 
 def _mpi_place(size: int) -> list[int]:
@@ -157,13 +196,16 @@ def _across_hosts(store: Any, rank: int, size: int, number: int, seconds: float,
 
 def over_store(rank: int, size: int) -> object:
     """Connects the ranks of a job, which meet in the store at MASTER_ADDR and MASTER_PORT; collective. The limits are
-    HVD_TIMEOUT and HOROVOD_START_TIMEOUT.
+    HVD_TIMEOUT and HOROVOD_START_TIMEOUT. Raises HorovodInternalError if ranks do not come.
     """
     timeout, start_timeout = _core.time_limits()
     limit = timedelta(seconds=min(start_timeout, _LONGEST))
     store, _, _ = next(_stores.rendezvous("env://", rank, size, timeout=limit))
-    turn = store.add(f"hvd/jobs of {rank}", 1)
-    return over_tcp(_stores.PrefixStore(f"hvd/job {turn}", store), rank, size, timeout, start_timeout, False)
+    try:
+        store, _ = _agree(_stores.PrefixStore("hvd/jobs", store), rank, size, limit.total_seconds())
+        return over_tcp(store, rank, size, timeout, start_timeout, False)
+    except dist.DistBackendError as e:
+        raise HorovodInternalError(e) from e
 
 
 def over_tcp(store: Any, rank: int, size: int, timeout: float, start_timeout: float, check: bool) -> object:
@@ -197,25 +239,7 @@ def meet(store: Any, rank: int, size: int, seconds: float, check: bool) -> _core
     """
     if size == 1:
         return _core.group_alone()
-    # Skips entries left by earlier groups that met through the same store.
-    turn = store.add(f"hvd/{size} ranks/turns of {rank}", 1)
-    store = _stores.PrefixStore(f"hvd/{size} ranks/{turn}", store)
-    mine = {"version": _core.version, "host": _host(), "name": socket.gethostname()}
-    store.set(f"rank/{rank}", json.dumps(mine))
-    if rank == 0:
-        try:
-            plan = _plan(store, size, mine, seconds)
-        except (KeyError, TypeError, ValueError) as e:
-            plan = {"error": f"the store has entries of another version of hvd ({e})"}
-        store.set(_PLAN, json.dumps(plan))
-    else:
-        came = _wait(store, "rank/0", seconds) is not None
-        text = _wait(store, _PLAN, seconds + _GRACE) if came else None
-        if text is None:
-            raise dist.DistBackendError(f"hvd: {_missing('rank 0', size, seconds)}")
-        plan = json.loads(text)
-    if "error" in plan:
-        raise dist.DistBackendError(f"hvd: {plan['error']} (reported by rank {rank})")
+    store, plan = _agree(_stores.PrefixStore(f"hvd/{size} ranks", store), rank, size, seconds)
     try:
         if "shm" in plan:
             return interruptible(lambda: _core.group_shm(plan["shm"], rank, size, seconds, check))
