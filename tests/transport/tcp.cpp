@@ -127,6 +127,26 @@ TEST_CASE("TCP: a rank that is killed is named by all, at once") {
   for (const std::size_t r : {0, 1, 3}) CHECK(seen[r] == 1);
 }
 
+TEST_CASE(
+    "TCP: a rank that is killed is named by one that only asks for its message, and by one that asks for that one's") {
+  const hvd::test::left_behind seen(3);
+  static_cast<void>(hvd::fork_run(3, [&](hvd::ShmTransport& started) {
+    TcpTransport comm = on_tcp::connect(started, long_deadline().failure);
+    const int rank = comm.rank();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    try {
+      comm.barrier();
+      if (rank == 2) std::raise(SIGKILL);
+      while (!comm.arrived(rank == 0 ? 2 : 0) && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(1ms);
+      }
+    } catch (const hvd::error& e) {
+      seen[static_cast<std::size_t>(rank)] = e.kind() == hvd::error::peer_lost && e.rank() == 2 ? 1 : 2;
+    }
+  }));
+  CHECK((seen[0] == 1 && seen[1] == 1));
+}
+
 // The engine asks for what has arrived, and does not wait in a receive.
 TEST_CASE("TCP: an engine names a rank that is killed, at once, and after seconds one that has left") {
   for (const bool killed : {true, false}) {
