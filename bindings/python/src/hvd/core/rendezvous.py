@@ -1,8 +1,8 @@
 """A worker of an elastic job asks its launcher for its place in each round; see hvd/launcher/rounds.py.
 
-They talk over a Unix socket in a folder that only the user can enter, in lines of JSON. On another host than the
-launcher's, supervisor/away.py has such a socket. The first line of a worker has
-the secret of the job. A round is a job of fixed size with a name of its own.
+They talk over a Unix socket in a folder that only the user can enter, in lines of JSON; on another host than the
+launcher's, supervisor/away.py has it. The first line of a worker has the secret of the job. A round is a job of fixed
+size with a name of its own.
 """
 
 from __future__ import annotations

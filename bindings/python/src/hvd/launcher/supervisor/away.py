@@ -52,6 +52,8 @@ class Messages:
 
     def read(self, number: int) -> None:
         """Sends what has come on a connection; nothing at its end."""
+        if number not in self.sockets:  # the other side has closed it a moment ago
+            return
         data = b""
         with contextlib.suppress(OSError):
             data = self.sockets[number].recv(LONGEST)
