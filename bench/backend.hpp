@@ -45,6 +45,8 @@ class NamedReductions {
 
   /// Begins to reduce the tensor in place and returns.
   virtual void submit(const std::string& name, void* data, const std::vector<std::size_t>& shape) = 0;
+  /// Reduces the tensor in place.
+  virtual void run(const std::string& name, void* data, const std::vector<std::size_t>& shape) = 0;
   /// Returns when all that was submitted is done.
   virtual void wait() = 0;
   virtual void start_timeline(const std::string& path) = 0;

@@ -18,16 +18,10 @@ class engine_reductions final : public NamedReductions {
   engine_reductions(T& comm, const job& work) : engine_(comm), type_(work.type), op_(reduce_op_of(work.op)) {}
 
   void submit(const std::string& name, void* data, const std::vector<std::size_t>& shape) override {
-    request r;
-    r.kind = operation::allreduce;
-    r.name = name;
-    r.op = op_;
-    tensor t;
-    t.in = t.out = static_cast<std::byte*>(data);
-    t.type = type_;
-    t.shape = shape;
-    r.tensors.push_back(std::move(t));
-    handles_.push_back(engine_.submit(std::move(r)));
+    handles_.push_back(engine_.submit(request_of(name, data, shape)));
+  }
+  void run(const std::string& name, void* data, const std::vector<std::size_t>& shape) override {
+    engine_.run(request_of(name, data, shape));
   }
   void wait() override {
     for (const handle& h : handles_) h.wait();
@@ -37,6 +31,19 @@ class engine_reductions final : public NamedReductions {
   void stop_timeline() override { engine_.stop_timeline(); }
 
  private:
+  [[nodiscard]] request request_of(const std::string& name, void* data, const std::vector<std::size_t>& shape) const {
+    request r;
+    r.kind = operation::allreduce;
+    r.name = name;
+    r.op = op_;
+    tensor t;
+    t.in = t.out = static_cast<std::byte*>(data);
+    t.type = type_;
+    t.shape = shape;
+    r.tensors.push_back(std::move(t));
+    return r;
+  }
+
   Engine<T> engine_;
   dtype type_;
   reduce_op op_;

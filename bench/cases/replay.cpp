@@ -149,8 +149,7 @@ void measure_latency(const Stage& stage, erased_backend& backend, const job& wor
     rewrite(work.type, work.op, backend.rank, i, data, sizeof data);
     stage.barrier(backend.rank, epoch);
     const auto start = clock::now();
-    engine->submit("latency", data, shape);
-    engine->wait();
+    engine->run("latency", data, shape);
     const auto end = clock::now();
     if (i >= work.warmup) stage.samples(backend.rank)[i - work.warmup] = ns(end - start);
   }

@@ -74,7 +74,7 @@ void print(const engine_result& run, const options& o, const std::vector<library
                 100 * traced.step.median / plain.step.median);
   }
   if (run.latency.iterations != 0) {
-    std::printf("# 8 bytes by name, from submit to done : %.2f us, p99 %.2f us\n", run.latency.median, run.latency.p99);
+    std::printf("# 8 bytes by name, waited for at once  : %.2f us, p99 %.2f us\n", run.latency.median, run.latency.p99);
   }
   if (run.idle_cpu) {
     std::printf("# Idle, all ranks together, for %4g s  : %.4f %% of a core, %llu wake-ups\n", o.passes.idle_seconds,

@@ -993,7 +993,7 @@ class Engine(Case):
             self.assertEqual(result["step"]["iterations"], 2)
             self.assertEqual(result["timeline"], row[1].endswith("+timeline"))
         self.assertRegex(output, r"(?m)^# Timeline on against off +: a step takes [\d.]+ % of the time$")
-        self.assertRegex(output, r"(?m)^# 8 bytes by name, from submit to done : [\d.]+ us, p99 [\d.]+ us$")
+        self.assertRegex(output, r"(?m)^# 8 bytes by name, waited for at once  : [\d.]+ us, p99 [\d.]+ us$")
         self.assertRegex(output, r"(?m)^# Idle, all ranks together, for  0.2 s  : [\d.]+ % of a core, \d+ wake-ups$")
         self.assertIn("# Out of bounds values : 0 OK\n", output)
         self.assertNotIn("Best peer", output)

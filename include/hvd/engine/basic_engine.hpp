@@ -189,7 +189,7 @@ class BasicEngine {
     r.priority = how.priority;
     r.wire = how.wire;
     r.keep = std::move(how.keep);
-    return submit(std::move(r), how.process_set);
+    return start(std::move(r), how.process_set, how.wake);
   }
   handle reduce(request r, const dynamic_op& op, submit_options how) {
     r.op = op.op;

@@ -96,6 +96,7 @@ struct submit_options {
   int priority = 0;              ///< as in request
   dtype wire = dtype::user;      ///< as in request
   std::shared_ptr<void> keep{};  ///< owner of the buffer's memory: kept alive until the operation is done
+  bool wake = true;              ///< false if the caller waits at once, and so does the work itself: saves some us
 };
 
 }  // namespace hvd::inline HVD_ABI
