@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a sum of 8 bytes from PyTorch, layer by layer: from the call of the extension to the functions of hvd.torch.
 
-Two ranks of this machine call each layer in turn. The floor of torch.distributed is its all_reduce with a backend that
+Two ranks of this machine call each layer in turn. The floors are PyTorch's calls with a backend that
 does nothing. Needs the package hvd and PyTorch (tools/setup --python).
 """
 
@@ -22,6 +22,7 @@ from training import program  # noqa: E402
 
 PROGRAM = "bench/torch_calls.py"
 FLOOR = "PyTorch's part of that: with a backend that does nothing"
+FUNCTIONAL_FLOOR = "PyTorch's part of that: with a backend that returns a work that is done"
 
 
 def measure(rounds: int, calls: int) -> tuple[dict[str, list[float]], list[str]]:
@@ -42,6 +43,7 @@ def measure(rounds: int, calls: int) -> tuple[dict[str, list[float]], list[str]]
     x = torch.zeros(2)
     options = dist.AllreduceOptions()
     options.asyncOp = False
+    functional, name = torch.ops._c10d_functional, backend.group_name
     kind, at, number = _core.operations["allreduce"], x.data_ptr(), DTYPES[x.dtype]
 
     layers = {
@@ -49,23 +51,28 @@ def measure(rounds: int, calls: int) -> tuple[dict[str, list[float]], list[str]]
         "the backend: `ProcessGroup.allreduce`": lambda: backend.allreduce([x], options),
         "`torch.distributed.all_reduce`": lambda: dist.all_reduce(x),
         FLOOR: lambda: dist.all_reduce(x),
+        "functional collectives: `all_reduce_` and `wait_tensor`": lambda: functional.wait_tensor(functional.all_reduce_(x, "sum", name)),
+        FUNCTIONAL_FLOOR: lambda: functional.wait_tensor(functional.all_reduce_(x, "sum", name)),
         "`hvd.allreduce_(x, name=...)`": lambda: hvd.allreduce_(x, op=hvd.Sum, name="in place"),
         "`hvd.allreduce(x, name=...)`": lambda: hvd.allreduce(x, op=hvd.Sum, name="new"),
         "`hvd.allreduce(x)`": lambda: hvd.allreduce(x, op=hvd.Sum),
     }
-    found: dict[str, list[float]] = {name: [] for name in layers}
+    done = dist.all_reduce(x, async_op=True)
+    done.wait()
+    floors = {FLOOR: lambda tensors, opts: None, FUNCTIONAL_FLOOR: lambda tensors, opts: done}
+    found: dict[str, list[float]] = {layer: [] for layer in layers}
     for _ in range(rounds):
-        for name, call in layers.items():
+        for layer, call in layers.items():
             hvd.barrier()
-            if name == FLOOR:
-                backend.allreduce = lambda tensors, opts: None
+            if layer in floors:
+                backend.allreduce = floors[layer]
             for _ in range(calls // 10):
                 call()
             began = time.perf_counter()
             for _ in range(calls):
                 call()
-            found[name].append((time.perf_counter() - began) / calls * 1e6)
-            if name == FLOOR:
+            found[layer].append((time.perf_counter() - began) / calls * 1e6)
+            if layer in floors:
                 del backend.allreduce
     x.fill_(hvd.rank() + 1)
     expected = sum(range(1, hvd.size() + 1))
