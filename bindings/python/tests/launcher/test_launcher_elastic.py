@@ -369,6 +369,22 @@ def test_ranks_of_one_machine_are_together():
     assert actions.take("place") == [("place", 0, 0, hosts, 1), ("place", 2, 1, hosts, 1), ("place", 1, 2, hosts, 1)]
 
 
+def test_ranks_that_cannot_join_each_other_again_and_again():
+    """They have lost each other, and nobody has failed. A round in which they get further counts anew."""
+    made, actions = rounds(2, 2, 2)
+    made.begin()
+    for _ in range(3):
+        ask(made, 0, 1)
+    made.synchronised(0)
+    for _ in range(3):
+        ask(made, 0, 1)
+        assert not made.ended
+    ask(made, 0, 1)
+    assert made.number == 6 and made.ended
+    (sentence,) = [why for name, *_, why in actions.take("fail_job")]
+    assert sentence == "the same 2 ranks have met 3 times and could not join: do they reach each other?"
+
+
 def test_the_oldest_keep_the_lowest_ranks():
     made, actions = rounds(1, 3, 3)
     ask(made, 0, 1, 2)

@@ -74,7 +74,7 @@ def test_files(tmp_path):
     (["-np", "2", "-hostfile", "/nowhere/h", "true"], 2, "the hostfile /nowhere/h cannot be read: No such file"),
     (["-np", "2", "-H", "h1:" + "9" * 5000, "true"], 2, "slots; allowed: a whole number from 1"),
     (["-np", "2", "--min-np", "3", "true"], 2, "-np 2 is not from --min-np 3 to --max-np 2"),
-    (["-np", "2", "--min-np", "1", "-H", "h1:2", "--mpi", "true"], 2, "an MPI cannot lose ranks: elastic jobs on several hosts run over TCP"),
+    (["-np", "2", "--min-np", "1", "-H", "h1:2", "--mpi", "true"], 2, "an MPI cannot lose ranks: elastic jobs run without one"),
     (["-np", "2", "--min-np", "1", "-H", "h1:2", "--pin", "gpu=local_rank", "true"], 2, "--pin gpu=local_rank: elastic jobs on several hosts do not pin"),
     (["-np", "2", "-H", "localhost:1,h1:1", "--start-timeout", "1e300", "true"], 2, "start_timeout is 1e+300; allowed"),
     (["-np", "2", "no-such-program"], 1, "no-such-program was not found: it is not in PATH"),

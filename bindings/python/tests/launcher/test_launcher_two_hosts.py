@@ -664,7 +664,7 @@ def test_a_host_that_does_not_answer_any_more(monkeypatch):
 def elastic(two, tmp_path, *words, **env):
     """An elastic job on the two hosts: see test_launcher_elastic.py."""
     two.started_by("hvdrun")
-    return start(tmp_path, *words, begin=two.hvdrun_in(tmp_path), **{**two.reach, "OMP_NUM_THREADS": "1", **env})
+    return start(tmp_path, *words, begin=[*two.enter, *two.hvdrun_in(tmp_path)], **{**two.reach, "OMP_NUM_THREADS": "1", **env})
 
 
 def await_first_step(tmp_path):
@@ -725,12 +725,48 @@ def test_a_host_that_elastic_ranks_cannot_use(two, tmp_path, script):
     assert check_end(end_of(job), {1}) == [1] * 120
 
 
-def test_elastic_ranks_are_stopped(two, tmp_path):
-    job, wait_for = elastic(two, tmp_path, "-H", "h1:1,h2:1", "-np", "2", "--min-np", "1", PAUSE="1")
+SAVES = """
+import pathlib, signal, socket, sys, time
+import hvd
+
+def save(*_):
+    time.sleep(1)
+    print("saved", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+hvd.init()
+pathlib.Path("begun").touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_elastic_ranks_save_when_they_are_stopped(two, tmp_path):
+    two.started_by("hvdrun")
+    words = [*two.enter, *two.hvdrun_in(tmp_path), "-H", "h1:1,h2:1", "-np", "2", "--min-np", "1", sys.executable, "-c", SAVES]
+    job = subprocess.Popen(
+        words, env=environment(**two.reach), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
     await_first_step(tmp_path)
     job.send_signal(signal.SIGTERM)
     done = end_of(job)
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert done.returncode == 128 + signal.SIGTERM and done.stdout.count("saved") == 2, done.stdout + done.stderr
+
+
+def test_an_agent_that_hangs(two, tmp_path):
+    """It counts as a failure of its host, and the others do without it."""
+    agent = tmp_path / "agent"
+    agent.write_text(f'#!/bin/sh\nif [ "$1" = h2 ] && [ -e begun ]; then exec sleep 1000; fi\nexec {two.agent} "$@"\n')
+    agent.chmod(0o755)
+    job, wait_for = elastic(
+        two, tmp_path, "-H", "h1:1,h2:1", "-np", "2", "--min-np", "1", "--start-timeout", "3", FAIL="1.0:3:kill",
+        HYDRA_LAUNCHER_EXEC=str(agent),
+    )  # fmt: skip
+    wait_for("round 2 begins with 1 rank")
+    wait_for("h2 was lost: no process was started there in time (--start-timeout)")
+    wait_for("h2 gets no more ranks after 2 failures in slot 1")
+    check_end(end_of(job), {1})
 
 
 # ---- more of an MPI ------------------------------------------------------------------------------------------------

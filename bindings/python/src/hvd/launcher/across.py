@@ -38,7 +38,7 @@ from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
 from hvd.launcher.supervisor import planning, rank as guard, spread, torchrun
 from hvd.launcher.supervisor.client import GUARD
-from hvd.launcher.supervisor.interfaces import named, variables
+from hvd.launcher.supervisor.interfaces import named, stripped, variables
 from hvd.remote.errors import RankFailed
 from hvd.remote.files import RESULT
 from hvd.remote.network import free_ports, interfaces as own_interfaces
@@ -101,7 +101,7 @@ def run_across(
     if sentence := torchrun.remove_outer(base):
         (notify or warnings.warn)(sentence)
     identity = new_identity()
-    interfaces = interfaces or named(base)
+    interfaces = stripped(interfaces) or named(base)
     words, _ = find_program(command, base)
     mpiexec = None if base.get("HVD_TRANSPORT") == "tcp" else next(filter(None, map(shutil.which, NAMES)), None)
     if mpiexec is None:

@@ -32,6 +32,7 @@ from hvd.launcher.streams import OnLine, Tee
 from hvd.launcher.supervisor import rank as guard, spread, torchrun
 from hvd.launcher.supervisor.away import process_of
 from hvd.launcher.supervisor.client import Supervisor
+from hvd.launcher.supervisor.interfaces import of_this_host, variables
 from hvd.remote.network import interfaces as own_interfaces
 from hvd.timeline.appending import record
 
@@ -76,9 +77,12 @@ class ElasticJob(Job):
         self._discovery = discovery
         self._listed: list[tuple[str, int]] | None = None  # what it has found at last
         self._reach = reach
+        if reach is not None:
+            self.grace = 2 * GRACE  # time for the guards on other hosts to end their workers
         self._away: dict[str, bool] = {}  # hosts, and whether they are other ones
         self._agent = ""  # with which those are reached
         self._ports: dict[int, list[int]] = {}  # free ones on the host of the worker in each slot
+        self._network: dict[str, str] = {}  # the interfaces of workers on this host
         self._meeting: dict[str, str] = {}  # of this round's ranks
         self._complaint: str | None = None  # of the discovery, at last; None before it has found hosts
         self._identity = identity
@@ -102,8 +106,13 @@ class ElasticJob(Job):
     def run(self, *args: Any, **kwargs: Any) -> Outcome:
         """See Job.run."""
         others = [name for name in self._rounds.hosts if self._is_away(name)]
-        if others and self._reach:
+        if self._reach:
             try_hosts(others, self._agent, self.env, None, self._reach.limit)
+            if self._reach.interfaces and len(others) < len(self._rounds.hosts):
+                here, problem = of_this_host(self._reach.interfaces, "this host")
+                if problem:
+                    raise LaunchError(problem)
+                self._network = {name: text for name, text in variables(here).items() if name not in self.env}
         self._listener.bind(self._address)
         self._listener.listen(128)
         return super().run(*args, **kwargs)
@@ -182,7 +191,8 @@ class ElasticJob(Job):
 
     def start(self, slot: int, host: str) -> None:
         if self._supervisor is not None:
-            self._supervisor.start(slot, **(self._from_afar(slot, host) if self._is_away(host) else {}))
+            here = {"env": {**self.programs[slot].env, **self._network}} if self._network else {}
+            self._supervisor.start(slot, **(self._from_afar(slot, host) if self._is_away(host) else here))
 
     def _from_afar(self, slot: int, host: str) -> dict[str, Any]:
         """The entries of a program's order that are different for a worker on another host."""
@@ -190,12 +200,12 @@ class ElasticJob(Job):
         options: dict[str, Any] = {
             "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": ["", ""], "result": None,
             "timeline": None, "network": [{}], "interfaces": reach.interfaces, "meeting": {}, "env": dict(self._identity),
-            # The guard there ends before this one ends the process that stands for it.
-            "grace": GRACE / 2, "farewell": FAREWELL - GRACE,
+            "limit": reach.limit, "grace": GRACE, "farewell": FAREWELL - GRACE,
         }  # fmt: skip
         order = {"hosts": [(host, True)], "agent": self._agent, "folder": "", "options": options}
         argv = [*spread.PROGRAM, "away", *program.argv]
-        return {"argv": argv, "executable": argv[0], "cpus": None, "env": {**program.env, spread.ORDER: json.dumps(order)}}
+        env = {name: text for name, text in program.env.items() if name != "HVD_CPUS"}  # those of this host
+        return {"argv": argv, "executable": argv[0], "cpus": None, "env": {**env, spread.ORDER: json.dumps(order)}}
 
     def machine(self, host: str) -> str:
         return host if self._is_away(host) else HERE
@@ -206,6 +216,8 @@ class ElasticJob(Job):
         if rank == 0 and self._reach:
             address, ports = address_of(machines, self._reach.interfaces), self._ports[slot]
             store = {torchrun.ADDRESS: address, torchrun.PORT: str(ports[0])}
+            if machines == (HERE,):  # with the port that this process keeps
+                store = {name: self.programs[slot].env[name] for name in store}
             self._meeting = {
                 **{name: text for name, text in store.items() if name not in self.env},
                 "HVD_TRANSPORT": "tcp" if len(counts) > 1 else "shm",
@@ -287,7 +299,10 @@ class ElasticJob(Job):
             line.slot = slot
             self._lines[slot] = line
         elif words.get("ask"):
-            self._ports[line.slot] = words.get("ports")
+            ports = words.get("ports")
+            if not isinstance(ports, list) or [type(port) for port in ports] != [int, int]:
+                return False
+            self._ports[line.slot] = ports
             self._rounds.asked(line.slot)
         elif words.get("committed"):
             self._rounds.committed(line.slot)

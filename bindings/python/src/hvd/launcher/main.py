@@ -137,8 +137,8 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         for sentence in settings.warnings(vars(chosen), "on one host"):
             speech.warn(sentence)
     page = timeline.wanted(env)
-    if chosen.elastic and several and (chosen.mpi or env.get("HVD_TRANSPORT") == "mpi"):
-        raise ValueError("an MPI cannot lose ranks: elastic jobs on several hosts run over TCP (--gloo)")
+    if chosen.elastic and (chosen.mpi or env.get("HVD_TRANSPORT") == "mpi"):
+        raise ValueError("an MPI cannot lose ranks: elastic jobs run without one (leave out --mpi and HVD_TRANSPORT=mpi)")
     if chosen.elastic and several and pin:
         raise ValueError(f"--pin {pin}: elastic jobs on several hosts do not pin ranks so far")
     interfaces = stripped((chosen.network_interfaces or "").split(","))
@@ -158,6 +158,8 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         common["discovery"] = discovery
         if not pin and (several or discovery):
             common["reach"] = Reach(timeout, chosen.ssh_port, chosen.ssh_identity_file, interfaces or interfaces_in(env))
+        if several:
+            common["bind"] = False  # the slots are not all on this host
         several = False  # the processes of this host stand for those of others
     if several:
         common["waiting"] = speech.waiting

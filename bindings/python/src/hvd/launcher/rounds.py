@@ -21,6 +21,7 @@ from hvd.launcher.settings import seconds_in
 from hvd.remote.errors import how_it_ended
 
 STRIKES = 2  # failures in a slot, with no commit between them, after which its host gets no more workers
+FRUITLESS = 3  # rounds in a row of the same workers that got no further than init
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,9 @@ class Rounds:
     _failure: Failure | None = None  # the last one of any worker
     _succeeded: int | None = None  # the rank that did so first
     _told: int = 0  # the changes that rank 0 knows of
+    _joined: bool = False  # a worker has got further than init in this round
+    _again: int = 0  # the rounds before it in a row that were of the same workers, and in which none had
+    _ages: list[int] = field(default_factory=list)  # of this round's workers
     _since: float = 0.0  # when this round began to be awaited
 
     def begin(self) -> None:
@@ -200,12 +204,14 @@ class Rounds:
 
     def committed(self, slot: int) -> None:
         """A worker has committed its state for the first time in this round."""
+        self._joined = True
         self._slots[slot].strikes = 0
 
     def synchronised(self, slot: int) -> None:
         """A worker has the job's state: that of rank 0 in this round."""
         worker = self._slots[slot].worker
         if worker is not None and not self.ended:
+            self._joined = True
             worker.has_state = True
             self._advance()
 
@@ -393,6 +399,11 @@ class Rounds:
         ready = self._asking()
         if len(ready) < self._need():
             return
+        ages = [worker.born for _, worker in ready]
+        self._again = self._again + 1 if ages == self._ages and not self._joined else 0
+        if self._again == FRUITLESS:
+            return self._give_up(f"the same {len(ready)} ranks have met {FRUITLESS} times and could not join: do they reach each other?")
+        self._ages, self._joined = ages, False
         self.number += 1
         self.winners.clear()
         self._size = len(ready)

@@ -11,19 +11,19 @@ import contextlib
 import functools
 import json
 import os
-import resource
 import selectors
-import shutil
 import signal
 import socket
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from .guard import CARRIERS, STOPPING
-from .rank import GuardLines
+from .processes import PR_SET_DUMPABLE, prctl
+from .rank import WINDOW, GuardLines
 from .spread import LINE, ORDER, STDERR, STDOUT, Host, Link, Proxy, Spread, proxy
 
 ADDRESS = "HVD_ELASTIC_ADDRESS"  # as in hvd/core/rendezvous.py
@@ -79,20 +79,15 @@ class Worker(Proxy):
     """Runs the worker's guard, and listens for the worker in place of the launcher."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self.folder = tempfile.mkdtemp(prefix="hvd-", dir="/tmp")  # only this user can enter it
+        folder = tempfile.mkdtemp(prefix="hvd-", dir="/tmp")  # only this user can enter it
         self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(os.path.join(self.folder, "launcher"))
+        self.listener.bind(os.path.join(folder, "launcher"))
         self.listener.listen(8)
         order["options"]["env"][ADDRESS] = self.listener.getsockname()
+        order["options"]["sweep"] = [os.path.split(folder)]  # by the guard, which lives longer than a killed proxy
         super().__init__(order)
         self.messages = Messages(self.link, self.selector)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
-
-    def run(self) -> None:
-        try:
-            super().run()
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -113,11 +108,15 @@ class Away(Spread):
     """The worker's side of the launcher. Its one host has one rank, the worker, with the number 0."""
 
     proxy = "worker"
-    carried = dict([*zip(STOPPING, STOPPING), *CARRIERS.items()])
+    heard = (*STOPPING, *CARRIERS)
+    window = WINDOW
+    guard = "the worker's guard on {host}"
 
     def __init__(self, order: dict[str, Any], command: list[str]) -> None:
         super().__init__(order, command)
         self.code: int | None = None  # the worker's exit code as in subprocess
+        self.halted = self.stopping = False  # by signals that came here
+        self.starts_until = time.monotonic() + self.options["limit"]
         self.lines = GuardLines(self.options["token"], self.heed)
         self.messages = Messages(self.hosts[0].link, self.selector)
 
@@ -129,8 +128,19 @@ class Away(Spread):
         """Takes a report of the worker's guard."""
         if words[0] == "exited":
             self.code = words[2]
+        elif words[0] == "took":
+            self.in_flight -= words[1]
         elif words[0] == "refused":
             self.fail(0, f"the worker could not be started: {words[3]}")
+
+    def carried(self, number: int) -> int | None:
+        if number in STOPPING:
+            self.stopping = True
+            return number
+        if number == signal.SIGCONT and not self.halted:
+            return None  # its carrier means another one then
+        self.halted = number == signal.SIGTSTP or (self.halted and number != signal.SIGCONT)
+        return CARRIERS[signal.Signals(number)]
 
     def arrived(self, host: Host, frames: Sequence[tuple[int, int, bytes]]) -> None:
         for kind, number, data in frames:
@@ -152,21 +162,26 @@ class Away(Spread):
             self.messages.link.send(LINE, number)
 
     def fail(self, rank: int, why: str) -> None:
-        """Says why the worker is lost, unless its guard has reported its end."""
+        """Says why the worker is lost, unless its guard has reported its end, or it is made to end."""
         if self.code is None:
             self.code = LOST
-            print(f"hvdrun: {why}", file=sys.stderr, flush=True)
+            if not self.stopping:
+                print(f"hvdrun: {why}", file=sys.stderr, flush=True)
 
 
 def away(command: list[str]) -> int:
     """Runs the worker, and ends as it has ended. The order is as for `spread`."""
     order = json.loads(os.environ.pop(ORDER))
-    job = Away(order, command)
+    try:
+        job = Away(order, command)
+    except OSError as error:
+        print(f"hvdrun: {error.filename or order['agent']}: {error.strerror}", file=sys.stderr)
+        return LOST
     job.run()
     job.finish()
     code = LOST if job.code is None else job.code
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the core is the worker's
         with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

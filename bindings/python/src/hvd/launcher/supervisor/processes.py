@@ -7,6 +7,7 @@ import ctypes
 import os
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 KILL_TIMEOUT = 10.0  # seconds after SIGKILL, which may act late or never on a process that waits for a device
 

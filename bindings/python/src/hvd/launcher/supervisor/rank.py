@@ -156,7 +156,7 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     `options`: rank (else PMI_RANK), proxy (its process), token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
     and MASTER_PORT, unless the user has set them), pin (a policy, or null), plan (the policy for the plan, and the path
     of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and farewell in
-    seconds. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
+    seconds; perhaps sweep, what to remove at the end. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
     in-memory file, whose bytes are sent to the launcher when the rank has ended.
 
     The proxy may kill the process that it has started at any time. So the guard is a child of that process, and
@@ -280,6 +280,8 @@ def guard_rank(control: int, options: dict[str, Any], command: list[str]) -> int
     guard.run()
     for each in kept:
         each.close()
+    for each in options.get("sweep", ()):
+        sweep(*each)
     identity = {name: options["env"][name] for name in ("HVD_JOB", "HVD_LAUNCH")}
     if not processes_of(identity):  # the last rank of this host: others might still open such files
         sweep(os.environ.get("HVD_SHM_DIR") or "/dev/shm", segment_prefix(identity))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import selectors
 import shlex
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Callable
@@ -153,6 +154,8 @@ class Proxy:
         self.input_over = False
         self.selector = selectors.PollSelector()
         self.listening = False  # to the guards
+        for carrier in CARRIERS.values():  # guards that start would end of them; they have handlers soon
+            signal.signal(carrier, signal.SIG_IGN)
         env = {**os.environ, **order["env"]}
         for number in order["ranks"]:
             own = {**env, OPTIONS: json.dumps({**order["options"], "rank": number, "proxy": os.getpid()})}
@@ -301,7 +304,9 @@ class Spread:
     """The proxies of all hosts, and what they send to the launcher: see `spread`."""
 
     proxy = "proxy"  # the word for __main__.py
-    carried: Mapping[int, int] = {number: number for number in SIGNALS}  # and what is sent to the guards for each
+    heard: Sequence[int] = SIGNALS
+    starts_until = window = math.inf  # the time for a host's first word; the most bytes of input in flight
+    guard = "rank {rank} on {host}: its guard"  # the beginning of a sentence
 
     def __init__(self, order: dict[str, Any], command: list[str]) -> None:
         self.options = order["options"]
@@ -310,6 +315,7 @@ class Spread:
         self.outputs: dict[tuple[int, int], int] = {}  # by rank and stream: the launcher's pipe
         self.ended: list[subprocess.Popen[bytes]] = []  # the agents of lost hosts and of those that have no rank left
         self.failed = 0
+        self.input_open, self.in_flight = True, 0
         for rank in range(sum(self.options["counts"])):
             for stream in (STDOUT, STDERR):
                 path = self.path(order["folder"], rank, stream)
@@ -332,6 +338,10 @@ class Spread:
     def path(self, folder: str, rank: int, stream: int) -> str:
         """The pipe for a rank's output."""
         return f"{folder}/{'stdout' if stream == STDOUT else 'stderr'}.{rank}"
+
+    def carried(self, number: int) -> int | None:
+        """What is sent to the guards for a signal; None for nothing."""
+        return number
 
     def arrived(self, host: Host, frames: Sequence[tuple[int, int, bytes]]) -> None:
         """Takes the frames of a host."""
@@ -373,7 +383,7 @@ class Spread:
             if kind == ENDED:
                 host.ranks.discard(rank)
                 if data != b"0":
-                    self.fail(rank, f"rank {rank} on {host.name}: its guard ended with code {data.decode()}")
+                    self.fail(rank, f"{self.guard.format(rank=rank, host=host.name)} ended with code {data.decode()}")
             elif kind in (STDOUT, STDERR) and not self.write(host, self.outputs[rank, kind], data):
                 host.frames.appendleft((kind, rank, host.rest))
                 return
@@ -402,27 +412,32 @@ class Spread:
     def run(self) -> None:
         """Returns when all ranks have ended, or their hosts were lost."""
         first = self.hosts[0].link  # of rank 0
-        with signals(self.carried) as (woken, come):
+        with signals(self.heard) as (woken, come):
             self.selector.register(woken, selectors.EVENT_READ)
-            self.selector.register(0, selectors.EVENT_READ)
             while self.hosts:
+                watch(self.selector, 0, selectors.EVENT_READ, self.input_open and self.in_flight < self.window)
                 for host in list(self.hosts):
-                    if host.full >= 0 or host.link.mark:  # start_timeout limits the time before its first word
+                    if host.full >= 0 or host.link.mark:  # the launcher limits the time before all have started
                         host.link.last_read = time.monotonic()
-                    if host.link.tend():
+                    if host.link.mark and time.monotonic() > self.starts_until:
+                        self.lose(host, "no process was started there in time (--start-timeout)")
+                    elif host.link.tend():
                         flush(host.link, self.selector)
                     else:
                         self.lose(host, f"it has not answered for {SILENCE:g} s")
                 for key, _ in self.selector.select(1.0):
                     if key.fd == woken:
-                        for number in set(come()) & set(self.carried):
-                            for host in self.hosts:
-                                host.link.send(SIGNAL, self.carried[number])
+                        for number in dict.fromkeys(come()):
+                            if number in self.heard and (sent := self.carried(number)) is not None:
+                                for host in self.hosts:
+                                    host.link.send(SIGNAL, sent)
                     elif key.fd == 0:
-                        data = os.read(0, 1 << 15)
+                        data = b""
+                        with contextlib.suppress(OSError):
+                            data = os.read(0, 1 << 15)
                         first.send(INPUT, 0, data)
-                        if not data:
-                            self.selector.unregister(0)
+                        self.in_flight += len(data)
+                        self.input_open = bool(data)
                     elif isinstance(key.data, Host) and key.data in self.hosts:
                         if key.fd == key.data.link.source:
                             self.arrived(key.data, key.data.link.read())
