@@ -108,7 +108,7 @@ class Away(Spread):
     """The worker's side of the launcher. Its one host has one rank, the worker, with the number 0."""
 
     proxy = "worker"
-    heard = (*STOPPING, *CARRIERS)
+    signals = (*STOPPING, *CARRIERS)
     window = WINDOW
     guard = "the worker's guard on {host}"
 

@@ -304,7 +304,7 @@ class Spread:
     """The proxies of all hosts, and what they send to the launcher: see `spread`."""
 
     proxy = "proxy"  # the word for __main__.py
-    heard: Sequence[int] = SIGNALS
+    signals: Sequence[int] = SIGNALS
     starts_until = window = math.inf  # the time for a host's first word; the most bytes of input in flight
     guard = "rank {rank} on {host}: its guard"  # the beginning of a sentence
 
@@ -340,7 +340,7 @@ class Spread:
         return f"{folder}/{'stdout' if stream == STDOUT else 'stderr'}.{rank}"
 
     def carried(self, number: int) -> int | None:
-        """What is sent to the guards for a signal; None for nothing."""
+        """The signal that is sent to the guards for one that has come; None for none."""
         return number
 
     def arrived(self, host: Host, frames: Sequence[tuple[int, int, bytes]]) -> None:
@@ -412,7 +412,7 @@ class Spread:
     def run(self) -> None:
         """Returns when all ranks have ended, or their hosts were lost."""
         first = self.hosts[0].link  # of rank 0
-        with signals(self.heard) as (woken, come):
+        with signals(self.signals) as (woken, come):
             self.selector.register(woken, selectors.EVENT_READ)
             while self.hosts:
                 watch(self.selector, 0, selectors.EVENT_READ, self.input_open and self.in_flight < self.window)
@@ -428,7 +428,7 @@ class Spread:
                 for key, _ in self.selector.select(1.0):
                     if key.fd == woken:
                         for number in dict.fromkeys(come()):
-                            if number in self.heard and (sent := self.carried(number)) is not None:
+                            if number in self.signals and (sent := self.carried(number)) is not None:
                                 for host in self.hosts:
                                     host.link.send(SIGNAL, sent)
                     elif key.fd == 0:
