@@ -12,4 +12,4 @@ pytest.importorskip("torch.nn")  # a part: a folder here has the name of the pac
 
 def test_all_of_it(tmp_path: Path) -> None:
     run = BenchProgram("torch_calls.py", limit=60).results(tmp_path, "torch-calls")[1]
-    assert len(run["times"]) == 7 and {len(times) for times in run["times"].values()} == {3} and run["wrong"] == []
+    assert len(run["times"]) == 9 and {len(times) for times in run["times"].values()} == {3} and run["wrong"] == []

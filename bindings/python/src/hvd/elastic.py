@@ -152,8 +152,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates ``func(state, ...)``, which starts from the state of rank 0 and restarts from the last commit after an
     error.
 
-    Errors: those of ``func`` except HorovodInternalError and HostsUpdatedInterrupt; those of ``init`` if the ranks
-    cannot join again.
+    Errors: those of ``func`` except HorovodInternalError and HostsUpdatedInterrupt; HorovodInternalError if the ranks
+    submit different things twice in a row, in the same way; those of ``init`` if they cannot join again.
     """
     return run_fn(func, _join_again)
 
@@ -169,6 +169,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         same = again = False
+        mismatch = ""  # of the last attempt
         while True:
             try:
                 if again:
@@ -178,7 +179,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     if meeting := rendezvous.current():
                         meeting.synchronised()
                 return func(state, *args, **kwargs)
-            except HorovodInternalError:
+            except HorovodInternalError as error:
+                # From the same state the same ranks would go on as before, again and again.
+                if error.kind == "mismatch" and str(error) == mismatch:
+                    raise
+                mismatch = str(error) if error.kind == "mismatch" else ""
                 state.restore()
                 same = False
             except HostsUpdatedInterrupt as e:

@@ -43,7 +43,7 @@ def train(state):
         fail(state.step)
         rest = [i for i in range(SAMPLES) if i not in set(state.seen)]
         mine = rest[hvd.rank() :: hvd.size()][:2]
-        state.seen = state.seen + hvd.allgather(numpy.array(mine)).tolist()
+        state.seen = state.seen + hvd.allgather(numpy.array(mine, int)).tolist()
         state.weight += float(hvd.allreduce(numpy.ones(1), op=hvd.Average)[0])
         state.step += 1
         state.sizes = state.sizes + [hvd.size()]

@@ -502,7 +502,7 @@ try:
         dist.all_reduce(x)
 except dist.DistBackendError as e:
     lost = "has exited or was killed" in str(e) and "rank 3" in str(e)
-    print(f"rank {r} {'names' if lost else e} {time.monotonic() - since < 2}", flush=True)
+    os.write(1, f"rank {r} {'names' if lost else e} {time.monotonic() - since < 2}\\n".encode())  # at once: lines stay whole
 raise SystemExit(1)
 """
 
@@ -532,7 +532,7 @@ try:
         dist.all_reduce(x)
 except dist.DistBackendError as e:
     text = str(e)
-    print(f"rank {{r}}: {{time.monotonic() - since:.0f}} s: {{text}}", flush=True)
+    os.write(1, f"rank {{r}}: {{time.monotonic() - since:.0f}} s: {{text}}\\n".encode())  # at once, so that lines stay whole
 time.sleep(2)
 if r >= 2:
     subprocess.run(["ip", "link", "set", "eth0", "up"], check=True)

@@ -53,6 +53,23 @@ def test_run(ranks: Any) -> None:
     ranks.run(check_run)
 
 
+def check_run_ends_when_ranks_do_not_agree_again() -> None:
+    calls = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        calls.append(hvd.rank())
+        hvd.allreduce(torch.ones(hvd.rank() + 1), name="shapes that differ")
+
+    with pytest.raises(hvd.HorovodInternalError, match="do not agree"):
+        train(hvd.elastic.TorchState(step=0))
+    assert len(calls) == 2
+
+
+def test_run_ends_when_ranks_do_not_agree_again(several_ranks: Any) -> None:
+    several_ranks.run(check_run_ends_when_ranks_do_not_agree_again)
+
+
 def check_states_that_cannot_be_copied() -> None:
     r, n = hvd.rank(), hvd.size()
 
