@@ -13,7 +13,7 @@
 // | `STEP`, with the number of its samples | `i`, on process 0 | `step` |
 // | `WAIT`, with the tensor: the program waits for an operation | `X`, on process 0 | `waited` |
 // | `STALL`, with what the watch says | `i`, on process 0 | `stall` |
-// | `ROUND`: the ranks of the job change | `i`, on process 0 | `round` |
+// | `ROUND`: the ranks of the job change | `i`, on process 0 | `ranks_changed` |
 // | `DROPPED`: how many events were not recorded | `i`, on process 0 | a full ring |
 // | the start of the job, in microseconds since 1970 | `args.start_time_since_epoch_in_micros` of process 0 | rank 0 |
 // | `hvd_rank`: rank, size, host and the number of the process | `M`, on process 0 | each start |
@@ -200,7 +200,7 @@ class Timeline {
   /// Operations do not end; the text names them and the ranks that cause it. Allocates: for rare events.
   void stall(std::string text) { record(detail::trace_kind::stall, std::move(text)); }
   /// The ranks of the job change; the text describes the new ones. Allocates.
-  void round(std::string text) { record(detail::trace_kind::round, std::move(text)); }
+  void ranks_changed(std::string text) { record(detail::trace_kind::round, std::move(text)); }
 
   /// The ranks of a process set, which is not the one of all ranks. Allocates.
   void members(int process_set, std::span<const int> ranks) {

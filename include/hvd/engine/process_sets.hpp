@@ -87,7 +87,7 @@ class process_sets {
       fail_at_start(comm, e, *causes_);
     }
     if (round > 1 && rank_ == 0) {
-      timeline.round(joined({"round ", round, " begins with ", size_, size_ == 1 ? " rank" : " ranks"}));
+      timeline.ranks_changed(joined({"round ", round, " begins with ", size_, size_ == 1 ? " rank" : " ranks"}));
     }
   }
 
