@@ -370,7 +370,7 @@ def test_ranks_of_one_machine_are_together():
 
 
 def test_ranks_that_cannot_join_each_other_again_and_again():
-    """They have lost each other, and nobody has failed. A round in which they get further counts anew."""
+    """The ranks cannot reach each other, although none has failed. A round in which they get further sets the count to 0."""
     made, actions = rounds(2, 2, 2)
     made.begin()
     for _ in range(3):

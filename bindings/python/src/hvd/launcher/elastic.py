@@ -191,12 +191,14 @@ class ElasticJob(Job):
 
     def start(self, slot: int, host: str) -> None:
         if self._supervisor is not None:
-            here = {"env": {**self.programs[slot].env, **self._network}} if self._network else {}
-            self._supervisor.start(slot, **(self._from_afar(slot, host) if self._is_away(host) else here))
+            if self._reach and self._is_away(host):
+                other = self._from_afar(self.programs[slot], host, self._reach)
+            else:
+                other = {"env": {**self.programs[slot].env, **self._network}}
+            self._supervisor.start(slot, **other)
 
-    def _from_afar(self, slot: int, host: str) -> dict[str, Any]:
+    def _from_afar(self, program: Program, host: str, reach: Reach) -> dict[str, Any]:
         """The entries of a program's order that are different for a worker on another host."""
-        program, reach = self.programs[slot], self._reach or Reach(0)
         options: dict[str, Any] = {
             "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": ["", ""], "result": None,
             "timeline": None, "network": [{}], "interfaces": reach.interfaces, "meeting": {}, "env": dict(self._identity),

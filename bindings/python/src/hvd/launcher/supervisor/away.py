@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import selectors
@@ -44,7 +45,6 @@ class Messages:
     def __init__(self, link: Link, selector: selectors.BaseSelector) -> None:
         self.link, self.selector = link, selector
         self.sockets: dict[int, socket.socket] = {}
-        self.count = 0
 
     def add(self, number: int, connection: socket.socket) -> None:
         self.sockets[number] = connection
@@ -87,6 +87,7 @@ class Worker(Proxy):
         order["options"]["sweep"] = [os.path.split(folder)]  # by the guard, which lives longer than a killed proxy
         super().__init__(order)
         self.messages = Messages(self.link, self.selector)
+        self.numbers = itertools.cycle(range(1 << 16))  # of connections: what a frame has room for
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
 
     def accept(self) -> None:
@@ -94,8 +95,7 @@ class Worker(Proxy):
             connection, _ = self.listener.accept()
             if process_of(connection) is None:
                 return connection.close()
-            self.messages.count += 1
-            self.messages.add(self.messages.count % 65536, connection)
+            self.messages.add(next(self.numbers), connection)
 
     def act(self, kind: int, number: int, data: bytes) -> None:
         if kind == LINE:

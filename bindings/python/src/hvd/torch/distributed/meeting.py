@@ -3,9 +3,11 @@
 Each rank writes its version and host into the store. Rank 0 decides how ranks are connected, and all read its decision,
 so all raise the same error. The store may have entries of earlier groups and of processes that have ended: torchrun
 keeps one store over its restarts, and then its ranks do not know how often others have met. So rank 0 calls with a new
-id, and the other ranks answer every call that they find. The store is trusted as much as the program trusts it. On one host a process that can
-write to it can at most make ranks wait, because only processes of one user can open the ranks' shared memory. Across
-hosts without an MPI it also holds the secret that ranks prove to each other: a process that can read it could be one of them.
+id, and the other ranks answer every call that they find.
+
+The store is trusted as much as the program trusts it. On one host a process that can write to it can at most make ranks
+wait, because only processes of one user can open the ranks' shared memory. Across hosts without an MPI it also holds the
+secret that ranks prove to each other: a process that can read it could be one of them.
 """
 
 from __future__ import annotations
