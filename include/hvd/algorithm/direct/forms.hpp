@@ -163,7 +163,7 @@ struct alltoall_form : staged_form {
       if (q == m.rank()) continue;
       const part_of_block part(c.recv.count(q), k, each);
       const std::byte* const block = from(q);
-      copy_to(how, c.out + c.recv.offset(q) + part.first * element_bytes, block, part.count * element_bytes);
+      take(how, c.out + c.recv.offset(q) + part.first * element_bytes, block, part.count * element_bytes);
     }
   }
 };

@@ -102,6 +102,7 @@ struct staged_form {
 
   /// Copies data that another rank has staged.
   void take(output how, std::byte* to, const std::byte* from, std::size_t bytes) const noexcept {
+    if (symmetric()) return copy_from_peer(how, to, from, bytes);
     if (!touches) return copy_to(how, to, from, bytes);
     for (std::size_t at = 0; at < bytes; at += touched_tile) {
       const std::size_t n = std::min(touched_tile, bytes - at);
