@@ -180,7 +180,7 @@ class staged_run {
   /// Called after that. `all` has the calls of all ranks, which show the ranks that have staged their first chunk;
   /// empty if none has.
   void run(std::span<const descriptor> all) {
-    m_.staging().take(plan_);
+    m_.take(plan_);
     const bool sends = f_.sends(m_.rank()), reads = f_.reads(m_.rank());
     for (std::uint64_t k = 0; k != plan_.chunks + 1; ++k) {
       if (sends && k != plan_.chunks && (k != 0 || !begun_)) {

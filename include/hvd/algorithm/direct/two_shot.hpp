@@ -81,7 +81,7 @@ class two_shot_run {
   }
   void run(std::span<const descriptor> all, output how) {
     all_ = all;
-    m_.staging().take(plan_);
+    m_.take(plan_);
     if (plan_.chunks == 0) return;
     stage(0);
     for (std::uint64_t k = 0; k != plan_.chunks; ++k) {
