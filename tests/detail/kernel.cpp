@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -262,11 +263,14 @@ int differences(const std::vector<T>& got, const std::vector<T>& want) {
 template <class T>
 void check_conversions(isa level) {
   const std::vector<T> all = all_patterns<T>();
-  const std::vector<T> zeros(all.size(), T(0.0f));
+  const std::vector<T> zeros(all.size(), T(0.0f)), nothing(all.size(), T(-0.0f));
   std::vector<T> want = all;
 
   for (T& v : want) v = T(static_cast<float>(v));
   CHECK(differences(run<T, add>(level, {all}), want) == 0);
+  CHECK(differences(run<T, multiply>(level, {all}), want) == 0);
+  CHECK(differences(run<T, minimum>(level, {all}), want) == 0);
+  CHECK(differences(run<T, maximum>(level, {all, all}), want) == 0);
 
   want = all;
   for (T& v : want) v = T(static_cast<float>(v) + 0.0f);
@@ -281,6 +285,8 @@ void check_conversions(isa level) {
     CHECK(differences(run<T, add>(level, {all}, &before), want) == 0);
     const scaling after{1.0, factor, 1};
     CHECK(differences(run<T, add>(level, {all}, &after), want) == 0);
+    CHECK(differences(run<T, add>(level, {nothing, all}, &before), want) == 0);
+    CHECK(differences(run<T, add>(level, {all, nothing}, &after), want) == 0);
   }
   want = all;
   for (T& v : want) v = T(static_cast<float>(v) / 3.0f);
@@ -288,9 +294,56 @@ void check_conversions(isa level) {
   CHECK(differences(run<T, add>(level, {all}, &third), want) == 0);
 }
 
+// Every pattern with many others: sums and products with ties, carries, subnormals, overflow, infinities, and a NaN of
+// every payload on either side. (Which of two NaNs is the result is the compiler's choice.)
+template <class T>
+void check_pairs(isa level) {
+  const std::vector<T> all = all_patterns<T>();
+  std::vector<T> other = all, sums = all, products = all;
+  for (const std::size_t step : {1U, 129U, 4099U, 32767U, 65535U}) {
+    for (std::size_t i = 0; i != all.size(); ++i) {
+      other[i] = all[(i * step + step) % all.size()];
+      const bool ordered = all[i] == all[i] || other[i] == other[i];
+      if (!ordered) other[i] = T(1.0f);
+      sums[i] = T(static_cast<float>(all[i]) + static_cast<float>(other[i]));
+      products[i] = T(static_cast<float>(all[i]) * static_cast<float>(other[i]));
+    }
+    CAPTURE(step);
+    CHECK(differences(run<T, add>(level, {all, other}), sums) == 0);
+    CHECK(differences(run<T, multiply>(level, {all, other}), products) == 0);
+  }
+}
+
+// Signalling NaNs in the rests of vectors, of every length, and a factor that is NaN with all of its payload.
+template <class T>
+void check_nan_sums(isa level) {
+  for (std::size_t count = 1; count != 200; ++count) {
+    std::vector<T> nans(count), ones(count, T(1.0f)), want(count);
+    for (std::size_t i = 0; i != count; ++i) {
+      const unsigned infinity = std::numeric_limits<T>::infinity().bits, sign = i % 2 << 15;
+      nans[i] = T::from_bits(static_cast<std::uint16_t>(sign | infinity | (i % 63 + 1)));
+      want[i] = T(static_cast<float>(nans[i]) + 1.0f);
+    }
+    CAPTURE(count);
+    CHECK(differences(run<T, add>(level, {nans, ones}), want) == 0);
+    CHECK(differences(run<T, add>(level, {ones, nans}), want) == 0);
+    CHECK(differences(run<T, multiply>(level, {ones, nans}), want) == 0);
+
+    const double nan = std::bit_cast<double>(0x7fff'ffff'ffff'ffffU);
+    for (const scaling s : {scaling{nan, 1.0, 1}, scaling{1.0, nan, 1}}) {
+      want.assign(count, T(static_cast<float>(nan)));
+      CHECK(differences(run<T, add>(level, {ones, ones}, &s), want) == 0);
+    }
+  }
+}
+
 void check_16_bits(isa level) {
   check_conversions<half>(level);
   check_conversions<bfloat16>(level);
+  check_pairs<half>(level);
+  check_pairs<bfloat16>(level);
+  check_nan_sums<half>(level);
+  check_nan_sums<bfloat16>(level);
 }
 
 template <class T>

@@ -59,7 +59,7 @@ struct plain {
   [[gnu::always_inline]] static void load_unit(const std::byte* from, vec_t<T, Bytes> (&v)[1]) noexcept {
     load<Bytes>(from, v[0]);
   }
-  template <std::size_t Bytes>
+  template <std::size_t Bytes, bool = false>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<T, Bytes> (&v)[1]) noexcept {
     store<Bytes>(to, v[0]);
   }
@@ -92,27 +92,32 @@ struct bfloat16_format {
     copy_bits(lower, v[0]);
     copy_bits(upper, v[1]);
   }
-  template <std::size_t Bytes>
+  template <std::size_t Bytes, bool Computed = false>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
     vec_t<std::uint32_t, Bytes> lower, upper;
-    to_upper_half<Bytes>(v[0], lower);
-    to_upper_half<Bytes>(v[1], upper);
+    to_upper_half<Bytes, Computed>(v[0], lower);
+    to_upper_half<Bytes, Computed>(v[1], upper);
     const auto pairs = (lower >> 16) | (upper & 0xffff0000U);
     put(to, pairs);
   }
 
  private:
-  /// The upper half of each word is the result: to nearest, ties to even; a NaN becomes quiet.
-  template <std::size_t Bytes>
+  /// The upper half of each word is the result: to nearest, ties to even; a NaN becomes quiet. A NaN that is computed
+  /// from elements is quiet and has a lower half of 0, so that rounding does not change it.
+  template <std::size_t Bytes, bool Computed = false>
   [[gnu::always_inline]] static void to_upper_half(const vec_t<float, Bytes>& v,
                                                    vec_t<std::uint32_t, Bytes>& bits) noexcept {
     using integers = vec_t<std::int32_t, Bytes>;
     copy_bits(v, bits);
-    integers magnitude;
-    const auto without_sign = bits & 0x7fffffffU;
-    copy_bits(without_sign, magnitude);
-    const auto rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
-    bits = magnitude > 0x7f800000 ? bits | 0x400000U : rounded;
+    const auto rounded = (bits | ((bits >> 16) & 1U)) + 0x7fffU;
+    if constexpr (Computed) {
+      bits = rounded;
+    } else {
+      integers magnitude;
+      const auto without_sign = bits & 0x7fffffffU;
+      copy_bits(without_sign, magnitude);
+      bits = magnitude > 0x7f800000 ? bits | 0x400000U : rounded;
+    }
   }
 };
 
@@ -144,7 +149,7 @@ struct half_format {
     load<Bytes>(from, v[0]);
     load<Bytes>(from + Bytes / 2, v[1]);
   }
-  template <std::size_t Bytes>
+  template <std::size_t Bytes, bool = false>
   [[gnu::always_inline]] static void store_unit(std::byte* to, const vec_t<float, Bytes> (&v)[2]) noexcept {
     store<Bytes>(to, v[0]);
     store<Bytes>(to + Bytes / 2, v[1]);

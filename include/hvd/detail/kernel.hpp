@@ -119,6 +119,9 @@ inline constexpr bool wider_vectors = true;  ///< than 16 bytes, on CPUs of some
 inline constexpr bool wider_vectors = false;
 #endif
 
+template <class Format, class Combine>
+kernel vectorised(isa level = cpu_isa()) noexcept;
+
 /// A unit is `Bytes` bytes of memory, in as many vectors as their accumulators take.
 template <class Format, class Combine, std::size_t Bytes>
 struct vector_kernel {
@@ -129,6 +132,9 @@ struct vector_kernel {
   /// rarely run, and are not unrolled to save compile time.
   static constexpr std::size_t unroll =
       std::is_same_v<Combine, multiply> || (Bytes == 16 && wider_vectors) ? 1 : 4 / parts;
+  /// Results are sums or products of elements, of which bfloat16 knows all NaNs.
+  static constexpr bool computes =
+      std::is_same_v<Format, bfloat16_format> && (std::is_same_v<Combine, add> || std::is_same_v<Combine, multiply>);
   struct unit {
     V part[parts];
   };
@@ -181,7 +187,7 @@ struct vector_kernel {
     for (int j = 0; j != nouts; ++j) {
 #pragma GCC unroll 4
       for (std::size_t u = 0; u != N; ++u) {
-        Format::template store_unit<Bytes>(outs[j] + at + u * Bytes, a[u].part);
+        Format::template store_unit<Bytes, computes>(outs[j] + at + u * Bytes, a[u].part);
       }
     }
   }
@@ -190,6 +196,14 @@ struct vector_kernel {
   /// because an output may be an input.
   [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
                                          std::size_t count, const scaling* scale) noexcept {
+    if constexpr (computes) {
+      // The kernel of the minimum expects any NaN: one input is only converted, and if a factor is NaN, so are all
+      // results.
+      if (nins == 1 || (scale != nullptr && __builtin_isunordered(scale->pre, scale->post))) {
+        return vectorised<Format, minimum>(Bytes == 16 ? isa::baseline : isa::avx2)(outs, nouts, ins, nins, count,
+                                                                                    scale);
+      }
+    }
     const factors<acc> f(scale);
     const std::size_t bytes = count * sizeof(typename Format::stored);
     if (bytes < Bytes) return run_short(outs, nouts, ins, nins, bytes, f);
@@ -252,7 +266,7 @@ struct vector_kernel {
         combine(a[0], b);
       }
       finish(a[0], f);
-      Format::template store_unit<Bytes>(padded, a[0].part);
+      Format::template store_unit<Bytes, computes>(padded, a[0].part);
       for (int j = 0; j != nouts; ++j) copy_part(outs[j], padded, bytes);
     }
   }
@@ -297,7 +311,7 @@ template <class Format, class Combine>
 /// The vector kernel for this CPU. Vectors of 64 bytes are for sums of floating-point numbers alone: behind the
 /// first-level cache all operations are as fast with half of that, and each kernel takes time to compile.
 template <class Format, class Combine>
-kernel vectorised(isa level = cpu_isa()) noexcept {
+kernel vectorised(isa level) noexcept {
 #if defined(__x86_64__)
   if constexpr (std::is_floating_point_v<typename Format::accumulated> && std::is_same_v<Combine, add>) {
     if (level == isa::avx512) return &reduce_avx512<Format, Combine>;
