@@ -192,6 +192,19 @@ struct vector_kernel {
     }
   }
 
+  /// Reduces N units at a time from byte `at` on, and returns where the rest begins.
+  template <std::size_t N>
+  [[gnu::always_inline]] static std::size_t reduce(std::byte* const* outs, int nouts, const std::byte* const* ins,
+                                                   int nins, std::size_t bytes, std::size_t at,
+                                                   const factors<acc>& f) noexcept {
+    for (; at + N * Bytes <= bytes; at += N * Bytes) {
+      unit a[N];
+      fold(a, ins, nins, at, f);
+      put(a, outs, nouts, at);
+    }
+    return at;
+  }
+
   /// If the elements do not fill the last unit, it overlaps the unit before it. It is read before anything is written,
   /// because an output may be an input.
   [[gnu::always_inline]] static void run(std::byte* const* outs, int nouts, const std::byte* const* ins, int nins,
@@ -211,18 +224,14 @@ struct vector_kernel {
     unit last[1] = {};
     if (overlaps) fold(last, ins, nins, bytes - Bytes, f);
     std::size_t i = 0;
-    if constexpr (unroll > 1) {
-      for (; i + unroll * Bytes <= bytes; i += unroll * Bytes) {
-        unit a[unroll];
-        fold(a, ins, nins, i, f);
-        put(a, outs, nouts, i);
-      }
+    if constexpr (std::is_floating_point_v<acc> && std::is_same_v<Combine, add>) {
+      // Sums without factors have their own loop, without conditions.
+      i = scale == nullptr ? reduce<unroll>(outs, nouts, ins, nins, bytes, i, factors<acc>(nullptr))
+                           : reduce<unroll>(outs, nouts, ins, nins, bytes, i, f);
+    } else if constexpr (unroll > 1) {
+      i = reduce<unroll>(outs, nouts, ins, nins, bytes, i, f);
     }
-    for (; i + Bytes <= bytes; i += Bytes) {
-      unit a[1];
-      fold(a, ins, nins, i, f);
-      put(a, outs, nouts, i);
-    }
+    reduce<1>(outs, nouts, ins, nins, bytes, i, f);
     if (overlaps) put(last, outs, nouts, bytes - Bytes);
   }
 
