@@ -20,6 +20,7 @@ from network_hosts import hosts_module
 from test_launcher_elastic import KILLED, check_end, script, start  # noqa: F401  script: a fixture
 
 from hvd.launcher import across
+from hvd.launcher.job import GRACE
 from hvd.launcher.supervisor import spread
 
 if not any(map(shutil.which, across.NAMES)):
@@ -725,35 +726,6 @@ def test_a_host_that_elastic_ranks_cannot_use(two, tmp_path, script):
     assert check_end(end_of(job), {1}) == [1] * 120
 
 
-SAVES = """
-import pathlib, signal, socket, sys, time
-import hvd
-
-def save(*_):
-    time.sleep(1)
-    print("saved", flush=True)
-    sys.exit(0)
-
-signal.signal(signal.SIGTERM, save)
-hvd.init()
-pathlib.Path("begun").touch()
-while True:
-    time.sleep(0.1)
-"""
-
-
-def test_elastic_ranks_save_when_they_are_stopped(two, tmp_path):
-    two.started_by("hvdrun")
-    words = [*two.enter, *two.hvdrun_in(tmp_path), "-H", "h1:1,h2:1", "-np", "2", "--min-np", "1", sys.executable, "-c", SAVES]
-    job = subprocess.Popen(
-        words, env=environment(**two.reach), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )  # fmt: skip
-    await_first_step(tmp_path)
-    job.send_signal(signal.SIGTERM)
-    done = end_of(job)
-    assert done.returncode == 128 + signal.SIGTERM and done.stdout.count("saved") == 2, done.stdout + done.stderr
-
-
 def test_an_agent_that_hangs(two, tmp_path):
     """It counts as a failure of its host, and the others do without it."""
     agent = tmp_path / "agent"
@@ -961,15 +933,16 @@ PidFile none
             server.communicate()
 
 
+NO_AGENT = {name: "" for name in ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC")}
+
+
 @over_mpich
 @pytest.mark.parametrize("starter", ["mpiexec", "hvdrun"])
 def test_hosts_behind_ssh(made, sshd, tmp_path, starter):
     path, key, folder = sshd
     made.started_by(starter)
-    without = {name: "" for name in ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC")}
-
     def run(*words, port="2222"):
-        return made.hvdrun("-p", port, "-i", key, "-np", "4", "-H", "h1:2,h2:2", *words, PATH=path, **without)
+        return made.hvdrun("-p", port, "-i", key, "-np", "4", "-H", "h1:2,h2:2", *words, PATH=path, **NO_AGENT)
 
     before = [host.processes() for host in made.all]
     script = NUMPY if starter == "mpiexec" else NUMPY.replace(" and hvd.mpi_enabled()", " and not hvd.mpi_enabled()")
@@ -979,7 +952,7 @@ def test_hosts_behind_ssh(made, sshd, tmp_path, starter):
     odd.mkdir()
     reach = ["-p", "2222", "-i", key, "-np", "2", "-H", "h1:1,h2:1"]
     program = [sys.executable, "-c", "import os, sys; print(ascii([os.getcwd(), *sys.argv[1:]]))", ODD, ""]
-    done = made.run(*made.hvdrun_in(odd), *reach, *program, PATH=path, TMPDIR=str(odd), **without)
+    done = made.run(*made.hvdrun_in(odd), *reach, *program, PATH=path, TMPDIR=str(odd), **NO_AGENT)
     assert (done.returncode, done.stderr, done.stdout.count(ascii([str(odd), ODD, ""]))) == (0, "", 2)
     assert list(odd.iterdir()) == []
     done = run(sys.executable, "-c", FAIL, "raise")
@@ -996,6 +969,62 @@ def test_hosts_behind_ssh(made, sshd, tmp_path, starter):
     done = run("true")
     (folder / "known").write_text(known)
     assert done.returncode == 1 and "h2 cannot be reached: Host key verification failed." in done.stderr, done.stderr
+
+
+# Saves its work on SIGTERM, in a number of seconds; rank 1 may fail.
+SAVES = """
+import os, pathlib, signal, sys, time
+import hvd
+
+def save(*_):
+    time.sleep(float(sys.argv[1]))
+    pathlib.Path(f"saved-{hvd.rank()}").touch()
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+hvd.init()
+pathlib.Path("begun").touch()
+if sys.argv[2:] and hvd.rank() == 1:
+    os._exit(3)
+if sys.argv[2:] and "HVD_ELASTIC_SLOT" in os.environ:
+    hvd.shutdown()
+    hvd.init()  # there may be no other round
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(("starter", "options"), [
+    pytest.param("mpiexec", [], marks=over_mpich, id="mpiexec"),
+    pytest.param("hvdrun", [], id="hvdrun"),
+    pytest.param("hvdrun", ["--min-np", "2", "--reset-limit", "0"], id="elastic"),
+])  # fmt: skip
+def test_how_long_ranks_have_to_end(made, sshd, tmp_path, starter, options):
+    """Longer when hvdrun gets a signal than when a rank has failed, or hvdrun is gone."""
+    path, key, _ = sshd
+    made.started_by(starter)
+    before = made.left()
+    jobs = {}
+    for how, words in {"stopped": [GRACE + 1], "failed": [4 * GRACE, "fail"], "gone": [4 * GRACE]}.items():
+        folder = tmp_path / how
+        folder.mkdir()
+        command = [*made.enter, *made.hvdrun_in(folder), *options, "-p", "2222", "-i", key, "-H", "h1:1,h2:1", "-np", "2"]
+        command += [sys.executable, "-c", SAVES, *map(str, words)]
+        env = environment(**{**made.reach, **NO_AGENT, "PATH": path})
+        jobs[how] = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for how in ("stopped", "gone"):
+        await_first_step(tmp_path / how)
+    jobs["stopped"].send_signal(signal.SIGTERM)
+    jobs["gone"].kill()
+    codes = {how: end_of(job).returncode for how, job in jobs.items()}
+    assert not [line for lines, _ in made.left() for line in lines if line.endswith(" fail ")]  # hvdrun has waited for them
+    deadline = time.monotonic() + LIMIT
+    while made.left() != before:
+        assert time.monotonic() < deadline, made.left()
+        time.sleep(0.05)
+    assert codes == {"stopped": 128 + signal.SIGTERM, "failed": 3, "gone": -signal.SIGKILL}
+    saved = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/saved-*"))
+    assert saved == ["stopped/saved-0", "stopped/saved-1"]
 
 
 WATCHED = """

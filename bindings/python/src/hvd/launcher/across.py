@@ -176,7 +176,6 @@ def run_across(
                 said.append(piece.rstrip())
 
         job = Job(base, sort_out, lambda *what: tee(*what) if tee and what[0] != STARTER else None, notify)
-        job.grace = 2 * GRACE  # time for the ranks' guards to end them
         missing = set(range(size))
         job.expected = size
         job.guards = set(range(size))

@@ -77,8 +77,6 @@ class ElasticJob(Job):
         self._discovery = discovery
         self._listed: list[tuple[str, int]] | None = None  # what it has found at last
         self._reach = reach
-        if reach is not None:
-            self.grace = 2 * GRACE  # time for the guards on other hosts to end their workers
         self._away: dict[str, bool] = {}  # hosts, and whether they are other ones
         self._agent = ""  # with which those are reached
         self._ports: dict[int, list[int]] = {}  # free ones on the host of the worker in each slot
@@ -202,12 +200,12 @@ class ElasticJob(Job):
         options: dict[str, Any] = {
             "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": ["", ""], "result": None,
             "timeline": None, "network": [{}], "interfaces": reach.interfaces, "meeting": {}, "env": dict(self._identity),
-            "limit": reach.limit, "grace": GRACE, "farewell": FAREWELL - GRACE,
+            "limit": reach.limit, "grace": GRACE, "farewell": FAREWELL,
         }  # fmt: skip
         order = {"hosts": [(host, True)], "agent": self._agent, "folder": "", "options": options}
         argv = [*spread.PROGRAM, "away", *program.argv]
         env = {name: text for name, text in program.env.items() if name != "HVD_CPUS"}  # those of this host
-        return {"argv": argv, "executable": argv[0], "cpus": None, "env": {**env, spread.ORDER: json.dumps(order)}}
+        return {"argv": argv, "executable": argv[0], "cpus": None, "afar": True, "env": {**env, spread.ORDER: json.dumps(order)}}
 
     def machine(self, host: str) -> str:
         return host if self._is_away(host) else HERE
@@ -250,8 +248,8 @@ class ElasticJob(Job):
         if failure is None:
             return self.refuse(why.removeprefix("and "))
         self.who, self.why = failure.who, why
-        self._outcome.blame(failure.slot, failure.code)
-        self.stop(signal.SIGTERM, self.grace)
+        if self._outcome.blame(failure.slot, failure.code):
+            self.stop(signal.SIGTERM, self.grace)
 
     # Connections.
 

@@ -45,6 +45,7 @@ class Guard:
         self.commands = b""
         self.running: dict[int, int] = {}  # process number: index of the program
         self.alone: set[int] = set()  # processes that forward signals to their children themselves
+        self.afar: set[int] = set()  # processes that send signals to guards on other hosts, which end their ranks
         self.programs: list[dict[str, Any]] = []
         self.env: dict[str, str] = {}
         self.started: dict[int, subprocess.Popen[bytes]] = {}  # kept, because the destructor of Popen would wait
@@ -130,6 +131,7 @@ class Guard:
         self.started[index] = process
         self.running[process.pid] = index
         self.alone.update([process.pid] if program["alone"] else [])
+        self.afar.update([process.pid] if program["alone"] or program.get("afar") else [])
         self.tell("started", index)
         return True
 
@@ -166,10 +168,10 @@ class Guard:
                         self.stop(signal.SIGTERM, self.grace)
                         continue
                 if wait < -KILL_TIMEOUT:
-                    self.tell("left", *sorted(self.below()))
+                    self.tell("left", *sorted(self.below({self.pid})))
                     break
                 if wait <= 0:
-                    self.kill_all()
+                    self.kill_all(spare_afar=wait > -self.grace)
                     wait = 0.05
             ready = [fd for fd, _ in sources.poll(None if wait is None else math.ceil(wait * 1000))]
             if self.woken in ready:
@@ -264,18 +266,20 @@ class Guard:
                 os.kill(pid, number)
                 os.kill(pid, signal.SIGCONT)
 
-    def below(self) -> set[int]:
-        """All descendants of this process, in any group or session."""
+    def below(self, more: set[int]) -> set[int]:
+        """All descendants of these processes, in any group or session."""
         found = parents()
         below: set[int] = set()
-        more = {self.pid}
         while more:
             more = {pid for pid, parent in found.items() if parent in more} - below
             below |= more
         return below
 
-    def kill_all(self) -> None:
-        """Kills all descendants that have not ended after a signal."""
-        for pid in self.below():
+    def kill_all(self, spare_afar: bool) -> None:
+        """Kills all descendants that have not ended after a signal. A second signal makes guards on other hosts do the same,
+        for which those that pass it on are spared.
+        """
+        spared = self.afar & self.running.keys() if spare_afar else set()
+        for pid in spared | (self.below({self.pid}) - self.below(spared)):
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGHUP if pid in spared else signal.SIGKILL)

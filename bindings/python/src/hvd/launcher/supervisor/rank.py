@@ -23,6 +23,7 @@ MEETING = (TCP_ADDRESS, "HVD_TCP_SECRET")
 MARK = "\x1ehvd:"  # begins a line of a rank's guard in the rank's output; the job's token and words follow
 OPTIONS = "HVD_RANK_GUARD"  # the variable with the options of a rank's guard, because all users can read a command line
 WINDOW = 1 << 15  # bytes of input in flight to a rank: mpiexec fails when the pipe to it is full
+GONE = signal.SIGUSR2  # to a rank's guard: the launcher is gone. mpiexec could not send it
 PIECE = 2880  # bytes of a result in one line, so that a pipe takes the whole line at once (PIPE_BUF)
 
 
@@ -166,12 +167,17 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     control, orders = os.pipe2(os.O_CLOEXEC)
     told: list[int] = []
 
+    def stop(number: int, seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            os.write(orders, f"stop {int(number)} {seconds}\n".encode())
+
     def pass_on(number: int, *_: Any) -> None:
         told.append(number)
         again = len(told) > 1 and number != signal.SIGTERM
-        seconds = options["grace"] if number == signal.SIGTERM else options["farewell"]
-        with contextlib.suppress(OSError):
-            os.write(orders, f"stop {signal.SIGKILL} 0\n".encode() if again else f"stop {number} {seconds}\n".encode())
+        stop(*((signal.SIGKILL, 0) if again else (number, options["farewell"])))
+
+    def leave(*_: Any) -> None:
+        stop(signal.SIGTERM, options["grace"])
 
     halted = False
 
@@ -189,16 +195,17 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
         signal.signal(number, pass_on)
     for number in CARRIERS.values():
         signal.signal(number, pass_carried)
+    signal.signal(GONE, leave)
     child = os.fork()
     if child == 0:
-        for number in CARRIERS.values():
+        for number in (*CARRIERS.values(), GONE):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         os.close(orders)
         return guard_rank(control, options, command)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the proxy is gone
+    prctl(PR_SET_PDEATHSIG, GONE, 0, 0, 0)  # when the proxy is gone
     if options.get("proxy", os.getppid()) != os.getppid():  # it is already
-        pass_on(signal.SIGTERM)
+        leave()
     os.closerange(3, orders)  # above all the MPI connection, which belongs to the rank
     os.closerange(orders + 1, 1024)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Callable
 
 from .guard import CARRIERS, STOPPING
-from .rank import MARK, OPTIONS
+from .rank import GONE, MARK, OPTIONS
 
 ORDER = "HVD_SPREAD"  # the variable with the order for `spread`
 FRAME = struct.Struct("!BIH")  # kind, number, bytes that follow
@@ -179,7 +179,7 @@ class Proxy:
         self.link.open = False
         self.link.waiting.clear()
         self.selector.unregister(0)
-        self.pass_on(signal.SIGTERM)
+        self.pass_on(GONE)
 
     def listen(self) -> None:
         """Reads the guards' output while the link takes it."""
