@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from launcher_support import LIMIT, ROOT, environment, hvdrun
 
+from hvd.launcher import elastic as elastic_module
 from hvd.launcher.hosts import Discovery
 from hvd.launcher.rounds import Failure, Limits, Rounds
 
@@ -309,6 +311,30 @@ def test_a_script_that_hangs(monkeypatch):
         while found.poll() is None:
             time.sleep(0.01)
     found.close()
+
+
+def test_a_name_server_that_does_not_answer(monkeypatch):
+    """The job goes on without the new host until there is an answer, and asks once."""
+    answer, asked, said = threading.Event(), [], []
+
+    def wait(name, env):
+        asked.append(name)
+        return not answer.wait(LIMIT)
+
+    monkeypatch.setattr(elastic_module, "is_away", wait)
+    discovery = Discovery("")
+    monkeypatch.setattr(discovery, "poll", lambda: [("new", 1)])
+    job = elastic_module.ElasticJob({}, print, None, said.append, Limits(1, 1, 1), {}, discovery, None, {})
+    for _ in range(3):
+        job._discover(discovery)
+    assert asked == ["new"] and said == []
+    answer.set()
+    deadline = time.monotonic() + LIMIT
+    while not said and time.monotonic() < deadline:
+        job._discover(discovery)
+        time.sleep(0.01)
+    assert asked == ["new"] and said == ["new has 1 slot"]
+    job.close()
 
 
 # The rules alone, without processes.

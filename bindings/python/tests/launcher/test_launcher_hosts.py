@@ -72,3 +72,16 @@ def test_what_is_this_host():
     assert hosts.is_local("localhost") and hosts.is_local("127.0.0.1") and hosts.is_local(socket.gethostname())
     assert not hosts.is_local("192.0.2.1")  # for documentation only (RFC 5737)
     assert not hosts.is_local("no-such-host.invalid")
+
+
+@pytest.mark.parametrize(("number", "own"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
+def test_what_is_this_host_when_names_cannot_be_resolved(monkeypatch, number, own):
+    """A name server that does not answer once makes this host no other one."""
+
+    def fail(*_, **__):
+        raise socket.gaierror(number, "failed")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    assert hosts.is_local("node1") and hosts.is_local("node1.cluster") == own
+    assert not hosts.is_local("node12") and not hosts.is_local("node2.cluster")

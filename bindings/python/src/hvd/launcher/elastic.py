@@ -16,7 +16,8 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -78,6 +79,7 @@ class ElasticJob(Job):
         self._listed: list[tuple[str, int]] | None = None  # what it has found at last
         self._reach = reach
         self._away: dict[str, bool] = {}  # hosts, and whether they are other ones
+        self._lookup: threading.Thread | None = None  # of new hosts
         self._agent = ""  # with which those are reached
         self._ports: dict[int, list[int]] = {}  # free ones on the host of the worker in each slot
         self._network: dict[str, str] = {}  # the interfaces of workers on this host
@@ -103,6 +105,7 @@ class ElasticJob(Job):
 
     def run(self, *args: Any, **kwargs: Any) -> Outcome:
         """See Job.run."""
+        self._look_up(self._rounds.hosts)
         others = [name for name in self._rounds.hosts if self._is_away(name)]
         if self._reach:
             try_hosts(others, self._agent, self.env, None, self._reach.limit)
@@ -161,7 +164,7 @@ class ElasticJob(Job):
         """Tells the rounds of changes of the hosts. The first failure of the script ends the job, later ones are said."""
         try:
             found = discovery.poll()
-            if found is None or found == self._listed:
+            if found is None or found == self._listed or not self._all_known([name for name, _ in found]):
                 return
             self._listed = found
             others = ", ".join(name for name, _ in found if self._is_away(name) and not self._reach)
@@ -175,15 +178,29 @@ class ElasticJob(Job):
             self.say(complaint)
         self._complaint = complaint
 
+    def _look_up(self, names: Iterable[str]) -> None:
+        """Finds out which hosts are other ones."""
+        for name in names:
+            self._away[name] = is_away(name, self.env if self._reach else {})
+
+    def _all_known(self, names: Sequence[str]) -> bool:
+        """Whether it is known which of these hosts are other ones. Looks up new ones on another thread: the job does not wait
+        for a name server, and the script finds the hosts again.
+        """
+        new = [name for name in names if name not in self._away]
+        if new and not (self._lookup and self._lookup.is_alive()):
+            self._lookup = threading.Thread(target=self._look_up, args=[new], daemon=True)
+            self._lookup.start()
+            self._lookup.join(0.1)
+        return self._away.keys() >= set(names)
+
     def _is_away(self, name: str) -> bool:
         """Whether a host is another one. Raises LaunchError if it cannot be reached because this host lacks a program."""
-        if name not in self._away:
-            away = is_away(name, self.env if self._reach else {})
-            if away and self._reach and not self._agent:
-                known = self._reach.ssh_port, self._reach.ssh_identity, self._reach.limit
-                self._agent = find_agent([name], self.env, self._folder, *known)
-            self._away[name] = away
-        return self._away[name]
+        away = self._away[name]
+        if away and self._reach and not self._agent:
+            known = self._reach.ssh_port, self._reach.ssh_identity, self._reach.limit
+            self._agent = find_agent([name], self.env, self._folder, *known)
+        return away
 
     # The actions of the rounds: see rounds.Actions.
 

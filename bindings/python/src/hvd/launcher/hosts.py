@@ -205,12 +205,20 @@ def this_host_only(places: Sequence[tuple[str, int]]) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is this host's or one of its addresses. False for a name that cannot be resolved."""
-    if name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()):
+    """Whether a name is this host's or one of its addresses. False for a name that cannot be resolved. May ask a name server;
+    if none answers, the name alone decides.
+    """
+    here = socket.gethostname()
+    if name in ("localhost", "127.0.0.1", here):
         return True
-    with contextlib.suppress(OSError, UnicodeError):
+    try:
         for family, kind, protocol, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
                 trial.bind(address)  # succeeds only for an address of this host
                 return True
-    return False
+    except UnicodeError:
+        return False
+    except OSError as error:
+        if error.errno == socket.EAI_AGAIN:
+            return name.partition(".")[0] == here.partition(".")[0]
+    return name == socket.getfqdn()
