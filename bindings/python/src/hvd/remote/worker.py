@@ -32,7 +32,7 @@ def main() -> int:
     for number in (program, result):
         os.set_inheritable(number, False)
     doing = "load the function to call"
-    with open(f"/proc/self/fd/{result}", "wb") as answer:  # in an elastic job without what another process has written
+    with open(f"/proc/self/fd/{result}", "r+b") as answer:
         os.close(result)
         try:
             with open(f"/proc/self/fd/{program}", "rb") as file:  # opened again, for its own position
@@ -43,6 +43,7 @@ def main() -> int:
             doing = ""
             value = call()
             doing = f"return the result of {contents.describe(call)}"
+            answer.truncate()  # in an elastic job another process has failed here, which may be the cause until now
             pickle.dump({"raised": False}, answer)
             rank = os.environ["HOROVOD_RANK"]  # that it has now
             if rank == "0" or driver["every"]:
@@ -51,6 +52,7 @@ def main() -> int:
                 pickling.dump(value, answer, f"the value that {contents.describe(call)} returned{where}", _REMEDY)
         except BaseException as error:  # also SystemExit, because main should return
             answer.seek(0)
+            answer.truncate()
             pickle.dump(_report(error, doing), answer)
             answer.flush()
             faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True)
