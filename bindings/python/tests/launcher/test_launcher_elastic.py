@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from launcher_support import LIMIT, ROOT, environment, hvdrun
+from launcher_support import LIMIT, ROOT, end_of_all, environment, hvdrun
 
 from hvd.launcher import elastic as elastic_module
 from hvd.launcher.hosts import Discovery
@@ -311,6 +311,22 @@ def test_a_script_that_hangs(monkeypatch):
         while found.poll() is None:
             time.sleep(0.01)
     found.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--min-np", "1"]])
+def test_a_script_ends_with_hvdrun(tmp_path, options):
+    """So does all that it has started."""
+    line = f"sleep 1000 & echo $$ $! >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; wait"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "hvd.launcher.main", "-np", "1", *options, "--host-discovery-script", line, "true"],
+        env=environment(),
+    )
+    until = time.monotonic() + LIMIT
+    while not (tmp_path / "pids").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    job.kill()
+    job.wait()
+    end_of_all([int(pid) for pid in (tmp_path / "pids").read_text().split()])
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch):

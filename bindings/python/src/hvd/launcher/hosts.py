@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from hvd.launcher.command import Program
+from hvd.launcher.supervisor.client import Supervisor
 from hvd.remote.errors import how_it_ended
 
 LONGEST_LIST = 1 << 20  # bytes of a script's output that are read
@@ -69,16 +69,19 @@ def discovered_hosts(script: str, slots: int | None = None) -> list[tuple[str, i
 
 
 class Discovery:
-    """Runs a discovery script once in each second, without waiting for it: see discovered_hosts."""
+    """Runs a discovery script once in each second, without waiting for it: see discovered_hosts. The script runs under a
+    guard, which ends it if this process is killed.
+    """
 
     PERIOD, LONGEST, LOOK = 1.0, 30.0, 0.05  # seconds from start to start, for one run, and between two looks at it
 
     def __init__(self, script: str, slots: int | None = None) -> None:
         self.next = time.monotonic()  # when `poll` has something to do
         self._script, self._slots = script, slots
-        self._process: subprocess.Popen[bytes] | None = None
+        self._stack = contextlib.ExitStack()
+        self._guard: Supervisor | None = None
         self._output: IO[bytes] | None = None  # a file, because a pipe could fill up
-        self._began = 0.0
+        self._began: float | None = None
 
     def poll(self) -> list[tuple[str, int]] | None:
         """The hosts, if the script has ended since the last call; none if it has printed none. Raises ValueError if it
@@ -87,47 +90,59 @@ class Discovery:
         now = time.monotonic()
         if now < self.next:
             return None
-        if self._process is None:
-            self._start()
+        if self._guard is None:
+            self._prepare()
+        assert self._guard is not None and self._output is not None
+        if self._began is None:
+            self._output.seek(0)
+            self._output.truncate()
+            self._guard.start(0)
             self._began = now
-        assert self._process is not None and self._output is not None
-        code = self._process.poll()
-        if code is None and now < self._began + self.LONGEST:
+        word, what = self._report(self._guard)
+        if not word and now < self._began + self.LONGEST:
             self.next = now + self.LOOK
             return None
+        self.next = max(now, self._began + self.PERIOD)
+        self._began = None
+        if word != "exited":
+            self.close()
+        if not word:
+            raise ValueError(f"--host-discovery-script {self._script} has not ended within {self.LONGEST:g} s")
+        if word == "refused":
+            raise ValueError(f"--host-discovery-script {self._script} cannot be run: {what}")
+        if what != 0:
+            raise ValueError(f"--host-discovery-script {self._script} {how_it_ended(what)}")
         self._output.seek(0)
         lines = self._output.read(LONGEST_LIST).decode("utf-8-sig", "replace").splitlines()
-        self.close()
-        self.next = max(now, self._began + self.PERIOD)
-        if code is None:
-            raise ValueError(f"--host-discovery-script {self._script} has not ended within {self.LONGEST:g} s")
-        if code != 0:
-            raise ValueError(f"--host-discovery-script {self._script} {how_it_ended(code)}")
         return _parse_lines(lines, self._script, str(self._slots or 1))
 
-    def _start(self) -> None:
-        shell = not os.path.isfile(self._script)
-        command: str | list[str] = self._script if shell else [os.path.abspath(self._script)]
-        self._output = tempfile.TemporaryFile()
-        try:
-            self._process = subprocess.Popen(
-                command, shell=shell, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True
-            )
-        except OSError as error:
-            self.close()
-            self.next = time.monotonic() + self.PERIOD
-            raise ValueError(f"--host-discovery-script {self._script} cannot be run: {error}") from None
+    def _prepare(self) -> None:
+        """Starts the guard."""
+        command = [os.path.abspath(self._script)] if os.path.isfile(self._script) else ["/bin/sh", "-c", self._script]
+        self._output = self._stack.enter_context(tempfile.TemporaryFile())
+        program = Program(command, command[0]).order([0, self._output.fileno(), 2])
+        order = {"grace": 0.0, "env": dict(os.environ), "sweep": [], "programs": [program], "elastic": True}
+        self._guard = Supervisor(self._stack, order, [self._output.fileno()])
+        self._guard.begin()
+        os.set_blocking(self._guard.reports, False)
+
+    def _report(self, guard: Supervisor) -> tuple[str, Any]:
+        """How the script has ended, with its exit code or an error text; "" if it has not."""
+        with contextlib.suppress(BlockingIOError):
+            while (reports := guard.read()) is not None:
+                for word, *rest in reports:
+                    if word in ("exited", "refused"):
+                        return word, rest[-1]
+            return "refused", "its guard was killed"
+        return "", None
 
     def close(self) -> None:
         """Ends the script."""
-        if self._output is not None:
-            self._output.close()
-            self._output = None
-        if self._process is not None:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # also what the script has started
-                self._process.wait()
-            self._process = None
+        self._stack.close()  # the guard then ends what the script has started
+        if self._guard is not None:
+            self._guard.wait()
+            self._guard = None
+        self._began = None
 
 
 def _parse_lines(lines: Sequence[str], where: str, otherwise: str = "1") -> list[tuple[str, int]]:
