@@ -19,7 +19,7 @@ from launcher_support import LIMIT, ROOT, end_of_all, environment, mpi_library, 
 from network_hosts import hosts_module
 from test_launcher_elastic import KILLED, check_end, script, start  # noqa: F401  script: a fixture
 
-from hvd.launcher import across
+from hvd.launcher import across, timeline
 from hvd.launcher.job import GRACE
 from hvd.launcher.supervisor import spread
 
@@ -724,6 +724,34 @@ def test_a_host_that_elastic_ranks_cannot_use(two, tmp_path, script):
     script("echo h1:1; echo h3:1")
     wait_for("in slot 1 on h3 ended with exit code 255; h3 gets no more ranks after 2 failures in slot 1")
     assert check_end(end_of(job), {1}) == [1] * 120
+
+
+CORES = """
+import os, hvd
+hvd.init()
+os.write(1, f"{hvd.rank()} {os.environ['HOROVOD_HOSTNAME']} {sorted(os.sched_getaffinity(0))} {os.environ['HVD_CPUS']}\\n".encode())
+hvd.barrier()
+"""
+
+
+def test_elastic_ranks_get_the_cores_of_ranks_of_other_jobs(two):
+    two.started_by("hvdrun")
+    words = ["-H", "h1:2,localhost:2,h2:1", "-np", "5", sys.executable, "-c", CORES]
+    fixed, elastic = (two.hvdrun(*options, *words, HYDRA_LAUNCHER_AUTOFORK="") for options in ([], ["--min-np", "5"]))
+    assert (fixed.returncode, fixed.stderr, elastic.returncode, elastic.stderr) == (0, "", 0, "")
+    assert sorted(elastic.stdout.splitlines()) == sorted(fixed.stdout.splitlines())
+    assert "]<stdout>: 1 h1 [" in elastic.stdout
+
+
+def test_a_timeline_of_elastic_ranks(two, tmp_path):
+    """All hosts have the current folder, in which it is."""
+    two.started_by("hvdrun")
+    words = ["-H", "h1:1,h2:1", "-np", "2", "--min-np", "2", "--timeline-live", sys.executable, "-c", "import hvd; hvd.init()"]
+    done = two.run(*two.hvdrun_in(tmp_path), *words, HVD_TIMELINE_STAY="0")
+    assert done.returncode == 0 and timeline.ELASTIC in done.stderr, done.stderr
+    (file,) = tmp_path.glob("hvd-timeline-*.json")
+    hosts = {e["args"]["host"] for e in json.loads(file.read_text()) if e.get("name") == "hvd_rank"}
+    assert hosts == {"h1", "h2"}
 
 
 def test_an_agent_that_hangs(two, tmp_path):

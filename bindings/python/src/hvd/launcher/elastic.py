@@ -44,12 +44,15 @@ HERE = ""  # this machine
 
 @dataclass(frozen=True)
 class Reach:
-    """How workers are started on other hosts: see run_across. `limit`: seconds for hosts to answer."""
+    """How workers are started on other hosts: see run_across. `limit`: seconds for hosts to answer. `plan`: as in the options of
+    keep_rank, if each host has a fixed number of slots, whose workers are bound to cores of their own.
+    """
 
     limit: float
     ssh_port: int | None = None
     ssh_identity: str | None = None
     interfaces: Sequence[str] = ()
+    plan: Sequence[str] = ("", "")
 
 
 @dataclass
@@ -207,22 +210,24 @@ class ElasticJob(Job):
     def start(self, slot: int, host: str) -> None:
         if self._supervisor is not None:
             if self._reach and self._is_away(host):
-                other = self._from_afar(self.programs[slot], host, self._reach)
+                other = self._from_afar(slot, host, self._reach)
             else:
                 other = {"env": {**self.programs[slot].env, **self._network}}
             self._supervisor.start(slot, **other)
 
-    def _from_afar(self, program: Program, host: str, reach: Reach) -> dict[str, Any]:
+    def _from_afar(self, slot: int, host: str, reach: Reach) -> dict[str, Any]:
         """The entries of a program's order that are different for a worker on another host."""
+        program = self.programs[slot]
+        before = itertools.takewhile(lambda name: name != host, self._rounds.hosts)
+        local = slot - sum(self._rounds.hosts[name] for name in before), self._rounds.hosts[host]
         options: dict[str, Any] = {
-            "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": ["", ""], "result": None,
+            "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": reach.plan, "local": local, "result": None,
             "timeline": None, "network": [{}], "interfaces": reach.interfaces, "meeting": {}, "env": dict(self._identity),
             "limit": reach.limit, "grace": GRACE, "farewell": FAREWELL,
         }  # fmt: skip
         order = {"hosts": [(host, True)], "agent": self._agent, "folder": "", "options": options}
         argv = [*spread.PROGRAM, "away", *program.argv]
-        env = {name: text for name, text in program.env.items() if name != "HVD_CPUS"}  # those of this host
-        return {"argv": argv, "executable": argv[0], "cpus": None, "afar": True, "env": {**env, spread.ORDER: json.dumps(order)}}
+        return {"argv": argv, "executable": argv[0], "afar": True, "env": {**program.env, spread.ORDER: json.dumps(order)}}
 
     def machine(self, host: str) -> str:
         return host if self._is_away(host) else HERE

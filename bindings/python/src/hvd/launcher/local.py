@@ -19,6 +19,7 @@ from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.elastic import ElasticJob, Reach
 from hvd.launcher.hosts import Discovery
 from hvd.launcher.job import Job
+from hvd.launcher.reach import is_away
 from hvd.launcher.rounds import Limits
 from hvd.launcher.streams import OnLine, Tee
 from hvd.launcher.supervisor import planning, rank as guard, torchrun
@@ -91,11 +92,13 @@ def run_local(
     if sentence := torchrun.remove_outer(base):
         (notify or warnings.warn)(sentence)
     words, program = find_program(command, base)
-    shares = plan_ranks(np, pin, bind)
-    if verbose:
-        verbose(f"ranks are {planning.describe(shares)}")
     listed = dict(hosts) or {"localhost": np}
     names = [name for name, count in listed.items() for _ in range(count)]
+    here = [rank for rank in range(np) if not (reach and is_away(names[rank], base))]
+    shares = plan_ranks(len(here), pin, bind)
+    if verbose and here:
+        verbose(f"ranks{' of this host' if reach else ''} are {planning.describe(shares)}")
+    share_of = dict(zip(here, shares))  # those of other hosts are planned there
     identity = new_identity()
     printer = LinePrinter() if on_line is None else None
     with contextlib.ExitStack() as stack:
@@ -113,14 +116,14 @@ def run_local(
         stack.callback(job.close)
         for rank in range(np):
             own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}
-            own.update(shares[rank].variables(pin))
+            own.update(share_of[rank].variables(pin) if rank in share_of else {})
             own.update(rank_env(rank) if rank_env else {})
             job.add(
                 Program(
                     argv=words,
                     executable=program,
                     env=own,
-                    cpus=shares[rank].cpus or None,
+                    cpus=share_of[rank].cpus if rank in share_of else None,
                     stdin=stdin if rank == 0 else None,
                     pass_fds=tuple(pass_fds(rank)) if pass_fds else (),
                 )

@@ -19,6 +19,7 @@ from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
 from hvd.launcher.rounds import Limits
 from hvd.launcher.signals import PASSED, SIGNALS
+from hvd.launcher.supervisor import planning
 from hvd.launcher.supervisor.interfaces import named as interfaces_in, stripped
 from hvd.launcher.supervisor.processes import open_streams
 from hvd.remote.errors import RankFailed
@@ -157,9 +158,13 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         common["elastic"] = Limits.of(chosen.min_num_proc, chosen.np, slots, chosen.reset_limit, cooldown, env)
         common["discovery"] = discovery
         if not pin and (several or discovery):
-            common["reach"] = Reach(timeout, chosen.ssh_port, chosen.ssh_identity_file, interfaces or interfaces_in(env))
-        if several:
-            common["bind"] = False  # the slots are not all on this host
+            from hvd.launcher.across import extension_file
+
+            common["bind"] = common["bind"] and not discovery  # which may change the number of a host's slots
+            plan = (planning.policy_text(None, True), extension_file(None)) if common["bind"] else ("", "")
+            common["reach"] = Reach(timeout, chosen.ssh_port, chosen.ssh_identity_file, interfaces or interfaces_in(env), plan)
+            if page or env.get(timeline.FILE):
+                speech.say(timeline.ELASTIC)
         several = False  # the processes of this host stand for those of others
     if several:
         common["waiting"] = speech.waiting
@@ -180,7 +185,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         if page:
             title = timeline.title(chosen.command)
             own["timeline"] = ends.enter_context(
-                timeline.page(own["env"], several, speech.say, program=title, suffix=this.suffix)
+                timeline.page(own["env"], several or "reach" in own, speech.say, program=title, suffix=this.suffix)
             )
         start_ranks(chosen, listed, several, own, this)
 

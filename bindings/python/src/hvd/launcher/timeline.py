@@ -20,8 +20,12 @@ FOLDER = "hvd-timelines"  # below the current folder, if no file is named
 LIVE = "HVD_TIMELINE_LIVE"
 FILE = "HOROVOD_TIMELINE"
 ELSEWHERE = (
-    "Ranks on hosts that do not share the folder of the timeline are shown when the job has ended. Until then the reports "
-    "of the stall check include them."
+    "Ranks on hosts that do not share the folder of the timeline are shown when the job has ended, or never if it is elastic. "
+    "Until then the reports of the stall check include them."
+)
+ELASTIC = (
+    "the timeline of an elastic job has the ranks of this host and of those that share its folder; ranks of other hosts write "
+    "to a file of the same name there: see hvd-timeline --merge"
 )
 
 

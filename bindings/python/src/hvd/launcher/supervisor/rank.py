@@ -157,7 +157,7 @@ def keep_rank(options: dict[str, Any], command: list[str]) -> int:
     `options`: rank (else PMI_RANK), proxy (its process), token, counts, names and network variables of hosts, interfaces (named by the user), meeting (MASTER_ADDR
     and MASTER_PORT, unless the user has set them), pin (a policy, or null), plan (the policy for the plan, and the path
     of the extension), result, timeline (the file and the mark of a Collection, or null), env, grace and farewell in
-    seconds; perhaps sweep, what to remove at the end. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
+    seconds; perhaps sweep, what to remove at the end, and local, the slot of an elastic worker on its host, and how many there are. `result` is null, or the name of a variable for the rank. The variable contains the descriptor of an
     in-memory file, whose bytes are sent to the launcher when the rank has ended.
 
     The proxy may kill the process that it has started at any time. So the guard is a child of that process, and
@@ -216,10 +216,10 @@ def share_of(own: dict[str, str], options: dict[str, Any], guard: RankGuard) -> 
     one.
     """
     policy, extension = options["plan"]
-    local, count = int(own["HOROVOD_LOCAL_RANK"]), int(own["HOROVOD_LOCAL_SIZE"])
+    local, count = options.get("local") or (int(own["HOROVOD_LOCAL_RANK"]), int(own["HOROVOD_LOCAL_SIZE"]))
     if not extension:
         return None
-    found = planning.plan_apart(extension, count, policy, int(own["HOROVOD_RANK"]) - local)
+    found = planning.plan_apart(extension, count, policy, int(own["HOROVOD_RANK"]) - int(own["HOROVOD_LOCAL_RANK"]))
     problem = found if isinstance(found, str) else found[local].problem
     if options["pin"] and problem:
         guard.tell("refused", 0, 0, problem)
