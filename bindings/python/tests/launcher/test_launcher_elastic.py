@@ -340,7 +340,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(elastic_module, "is_away", wait)
     discovery = Discovery("")
     monkeypatch.setattr(discovery, "poll", lambda: [("new", 1)])
-    job = elastic_module.ElasticJob({}, print, None, said.append, Limits(1, 1, 1), {}, discovery, None, {})
+    job = elastic_module.ElasticJob({}, print, None, said.append, Limits(1, 1, 1), {}, discovery, None, ("", ""), {})
     for _ in range(3):
         job._discover(discovery)
     assert asked == ["new"] and said == []

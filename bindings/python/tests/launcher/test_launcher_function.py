@@ -94,7 +94,7 @@ def test_what_cannot_be_pickled(use_mpi):
     ({"hosts": "a", "hostfile": "b"}, ValueError, "hosts, hostfile and host_discovery_script exclude each other"),
     ({"num_proc": 2, "min_np": 3}, ValueError, "num_proc 2 is not from min_num_proc 3 to max_num_proc 2"),
     ({"num_proc": 2, "min_num_proc": 0}, ValueError, "num_proc 2 is not from min_num_proc 0 to max_num_proc 2"),
-    ({"num_proc": 2, "max_num_proc": 3, "hosts": "h1:3"}, ValueError, "a function runs elastically on one host: leave out the hosts"),
+    ({"num_proc": 2, "max_num_proc": 3, "use_mpi": True}, ValueError, "an MPI cannot lose ranks: elastic jobs run without one"),
     ({"executable": "no-python"}, LaunchError, "no-python was not found"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, error, sentence):

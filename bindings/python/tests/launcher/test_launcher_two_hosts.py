@@ -912,6 +912,63 @@ def test_a_function(two, tmp_path, starter):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+ELASTIC_FUNCTION = """
+import os, signal, time
+import numpy, hvd, hvd.elastic
+from hvd.launcher import RankFailed
+
+def work(data, folder):
+    hvd.init()
+    if folder and hvd.rank() == 2:
+        while not {"0", "1"} <= set(os.listdir(folder)):
+            time.sleep(0.01)
+        raise KeyError("no luck")
+    if folder:
+        open(f"{folder}/{hvd.rank()}", "w").close()
+        hvd.shutdown()
+        hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, sizes=[])
+
+    @hvd.elastic.run
+    def train(state):
+        while len(state.sizes) < 20 or hvd.size() < 3:
+            if len(state.sizes) == 5 and hvd.rank() == 2 and os.environ["HVD_JOB"].endswith("-1"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.broadcast_object(None)
+            state.sizes = [*state.sizes, hvd.size()]
+            state.commit()
+            time.sleep(0.05)
+
+    train(state)
+    return hvd.rank(), os.uname().nodename, state.sizes, data
+
+if __name__ == "__main__":
+    job = dict(num_proc=3, hosts="h1:2,h2:1")
+    data = numpy.arange(200_000)
+    found = hvd.run(work, (data, ""), **job, min_num_proc=2)
+    assert [one[:2] for one in found] == [(0, "h1"), (1, "h1"), (2, "h2")], found
+    sizes = found[0][2]
+    assert sizes[:5] == [3] * 5 and 2 in sizes and sizes[-1] == 3 and all(one[2] == sizes for one in found), sizes
+    assert all((one[3] == data).all() for one in found)
+    try:
+        hvd.run(work, (data, os.path.dirname(os.path.abspath(__file__))), **job, min_num_proc=3, reset_limit=0)
+    except RankFailed as e:
+        assert isinstance(e.__cause__, KeyError), repr(e)
+        assert str(e).startswith("rank 2 of 3 on h2 (slot 2, round 1) raised KeyError: 'no luck', and the ranks have changed 0 times"), e
+        assert "Traceback" in str(e)
+    else:
+        raise AssertionError("nothing raised")
+    print("done")
+"""
+
+
+def test_an_elastic_function(two, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ELASTIC_FUNCTION)
+    done = two.run(sys.executable, script)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 # ---- ssh -----------------------------------------------------------------------------------------------------------
 
 

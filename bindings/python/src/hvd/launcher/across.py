@@ -32,7 +32,7 @@ from hvd.launcher.command import Program, find_program
 from hvd.launcher.console import LinePrinter
 from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.job import FAREWELL, GRACE, Job
-from hvd.launcher.local import MOST_RANKS, check_timeout, files_of_ranks, new_identity, ranks_environment
+from hvd.launcher.local import MOST_RANKS, check_timeout, extension_file, files_of_ranks, new_identity, ranks_environment
 from hvd.launcher.network import ask_host, find_interfaces
 from hvd.launcher.reach import reach
 from hvd.launcher.streams import OnLine
@@ -239,22 +239,6 @@ def first_host(
     else:
         found, ports = own_interfaces() if hosts.is_local(name) else [], free_ports()
     return next((str(address) for each, address, _ in found if each in interfaces), name), ports
-
-
-def extension_file(pin: str | None) -> str:
-    """The path of the extension, with which hosts plan the ranks' placement; "" if it cannot be loaded.
-
-    Raises ValueError for an invalid policy.
-    """
-    try:
-        from hvd import _core
-    except ImportError as error:
-        if pin:
-            raise LaunchError(f"--pin needs the extension of hvd, which cannot be loaded: {error}") from None
-        return ""
-    if pin:
-        _core.parse_pin(pin)
-    return str(_core.__file__)
 
 
 def heed(

@@ -34,6 +34,7 @@ from hvd.launcher.supervisor import rank as guard, spread, torchrun
 from hvd.launcher.supervisor.away import process_of
 from hvd.launcher.supervisor.client import Supervisor
 from hvd.launcher.supervisor.interfaces import of_this_host, variables
+from hvd.remote.files import FILES, RESULT
 from hvd.remote.network import interfaces as own_interfaces
 from hvd.timeline.appending import record
 
@@ -44,15 +45,12 @@ HERE = ""  # this machine
 
 @dataclass(frozen=True)
 class Reach:
-    """How workers are started on other hosts: see run_across. `limit`: seconds for hosts to answer. `plan`: as in the options of
-    keep_rank, if each host has a fixed number of slots, whose workers are bound to cores of their own.
-    """
+    """How workers are started on other hosts: see run_across. `limit`: seconds for hosts to answer."""
 
     limit: float
     ssh_port: int | None = None
     ssh_identity: str | None = None
     interfaces: Sequence[str] = ()
-    plan: Sequence[str] = ("", "")
 
 
 @dataclass
@@ -67,20 +65,21 @@ class _Line:
 
 class ElasticJob(Job):
     """A Job whose programs are slots for workers. `hosts`: with the number of workers that each can have, unless
-    `discovery` finds them. `reach`: None if all of them must be names of this host. `identity`: the name of the job.
+    `discovery` finds them. `reach`: None if all of them must be names of this host. `plan`: the CPUs of workers on other ones,
+    as in the options of keep_rank. `identity`: the name of the job.
     """
 
     def __init__(
         self, env: Mapping[str, str], on_line: OnLine, tee: Tee | None, notify: Callable[[str], None] | None,
         limits: Limits, hosts: Mapping[str, int], discovery: Discovery | None, reach: Reach | None,
-        identity: Mapping[str, str],
+        plan: Sequence[str], identity: Mapping[str, str],
     ) -> None:  # fmt: skip
         super().__init__(env, on_line, tee, notify)
         self.elastic = True
         self._rounds = Rounds(limits, {} if discovery else dict(hosts), self, fixed=discovery is None)
         self._discovery = discovery
         self._listed: list[tuple[str, int]] | None = None  # what it has found at last
-        self._reach = reach
+        self._reach, self._plan = reach, plan
         self._away: dict[str, bool] = {}  # hosts, and whether they are other ones
         self._lookup: threading.Thread | None = None  # of new hosts
         self._agent = ""  # with which those are reached
@@ -221,7 +220,8 @@ class ElasticJob(Job):
         before = itertools.takewhile(lambda name: name != host, self._rounds.hosts)
         local = slot - sum(self._rounds.hosts[name] for name in before), self._rounds.hosts[host]
         options: dict[str, Any] = {
-            "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": reach.plan, "local": local, "result": None,
+            "token": secrets.token_hex(8), "counts": [1], "names": [host], "pin": None, "plan": self._plan, "local": local,
+            "result": RESULT if FILES in program.env else None,
             "timeline": None, "network": [{}], "interfaces": reach.interfaces, "meeting": {}, "env": dict(self._identity),
             "limit": reach.limit, "grace": GRACE, "farewell": FAREWELL,
         }  # fmt: skip

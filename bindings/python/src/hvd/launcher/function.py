@@ -12,7 +12,9 @@ from typing import Any, Callable
 from hvd.launcher import hosts as hosts_, settings
 from hvd.launcher.call import call_on_hosts, call_on_ranks
 from hvd.launcher.console import LinePrinter, Speech
+from hvd.launcher.elastic import Reach
 from hvd.launcher.rounds import Limits
+from hvd.launcher.supervisor.interfaces import named, stripped
 
 
 def run(
@@ -57,10 +59,10 @@ def run(
     `use_mpi` selects MPI also on one host, and `use_gloo` TCP on several.
     Arguments without effect are accepted, like horovodrun's flags, with a warning on standard error.
 
-    With min_num_proc or max_num_proc the job is elastic, as with hvdrun --min-np, and on this host only: it goes on when
-    ranks fail, if func uses hvd.elastic.run. The results are those of the ranks in the last round.
+    With min_num_proc or max_num_proc the job is elastic, as with hvdrun --min-np: it goes on when ranks fail, if func uses
+    hvd.elastic.run. The results are those of the ranks in the last round.
 
-    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job on several hosts, num_proc outside of
+    ValueError: fewer than one rank, too few slots, invalid hosts, an elastic job over MPI, num_proc outside of
     min_num_proc to max_num_proc, an invalid cooldown_range or HOROVOD_ELASTIC_TIMEOUT. LaunchError: a host cannot be reached,
     or the ranks cannot be started. TypeError: an object cannot be pickled; the text contains the path to it. RankError:
     func raised an exception on a rank; the text contains the rank's traceback, and the exception is the cause.
@@ -80,12 +82,13 @@ def run(
     once = None if elastic else host_discovery_script
     places = hosts_.named_hosts(count, hosts, hostfile, once, slots, "hosts", most)
     several = bool(use_mpi) or (places is not None and not hosts_.this_host_only(places))
-    if elastic and several:
-        raise ValueError("a function runs elastically on one host: leave out the hosts, or min_num_proc and max_num_proc")
+    if elastic and (use_mpi or os.environ.get("HVD_TRANSPORT") == "mpi"):
+        raise ValueError("an MPI cannot lose ranks: elastic jobs run without one (leave out use_mpi and HVD_TRANSPORT=mpi)")
     speech = Speech("hvd.run")
     when = ["always"]
     when += [] if elastic else ["with a fixed number of ranks"]
-    when += [] if several else ["on one host"]
+    reached = several or (elastic and host_discovery_script is not None)
+    when += [] if reached else ["on one host"]
     when += [] if host_discovery_script else ["without a script"]
     for flag, found in settings.IDLE.items():
         name = found.argument or flag.replace("-", "_")
@@ -98,14 +101,18 @@ def run(
         "notify": speech.warn,
         "verbose": speech.say if verbose else None,
     }
-    slots_here = most if places is None else sum(each for _, each in places)
+    size = most if places is None else sum(each for _, each in places)
+    interfaces = (network_interfaces or network_interface or "").split(",")
     if elastic:
-        common["elastic"] = Limits.of(least, count, slots_here, reset_limit, cooldown_range, os.environ)
+        common["elastic"] = Limits.of(least, count, size, reset_limit, cooldown_range, os.environ)
         if host_discovery_script:
             common["discovery"] = hosts_.Discovery(host_discovery_script, slots)
-    if not several:
+        if reached:
+            limit = settings.start_timeout() if start_timeout is None else start_timeout
+            common["reach"] = Reach(limit, ssh_port, ssh_identity_file, stripped(interfaces) or named(os.environ))
+    if elastic or not several:
         return call_on_ranks(
-            slots_here,
+            size,
             call,
             every=True,
             python=python,
@@ -114,7 +121,6 @@ def run(
             hosts=places or (),
             **common,
         )
-    interfaces = network_interfaces or network_interface
     return call_on_hosts(
         call,
         python or [sys.executable],
@@ -123,7 +129,7 @@ def run(
         "mpi" if use_mpi else "tcp" if use_gloo else None,
         ssh_port=ssh_port,
         ssh_identity=ssh_identity_file,
-        interfaces=interfaces.split(",") if interfaces else (),
+        interfaces=interfaces,
         mpi_args=shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args or (),
         **common,
     )

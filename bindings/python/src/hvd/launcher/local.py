@@ -92,6 +92,9 @@ def run_local(
     if sentence := torchrun.remove_outer(base):
         (notify or warnings.warn)(sentence)
     words, program = find_program(command, base)
+    if reach and discovery:
+        bind = False  # the script may change the number of a host's slots
+    plan = (planning.policy_text(None, True), extension_file(None)) if reach and bind else ("", "")
     listed = dict(hosts) or {"localhost": np}
     names = [name for name, count in listed.items() for _ in range(count)]
     here = [rank for rank in range(np) if not (reach and is_away(names[rank], base))]
@@ -112,7 +115,7 @@ def run_local(
         }
         show = on_line or printer or LinePrinter()
         common_to_jobs = (base, show, tee, notify)
-        job = ElasticJob(*common_to_jobs, elastic, listed, discovery, reach, identity) if elastic else Job(*common_to_jobs)
+        job = ElasticJob(*common_to_jobs, elastic, listed, discovery, reach, plan, identity) if elastic else Job(*common_to_jobs)
         stack.callback(job.close)
         for rank in range(np):
             own = {**guard.place(rank, [np], [names[rank]]), **common, **job.variables(rank)}
@@ -162,6 +165,22 @@ def plan_ranks(np: int, pin: str | None, bind: bool | int) -> list[planning.Shar
         if share.problem:
             raise LaunchError(share.problem)
     return shares
+
+
+def extension_file(pin: str | None) -> str:
+    """The path of the extension, with which hosts plan the ranks' placement; "" if it cannot be loaded.
+
+    Raises ValueError for an invalid policy.
+    """
+    try:
+        from hvd import _core
+    except ImportError as error:
+        if pin:
+            raise LaunchError(f"--pin needs the extension of hvd, which cannot be loaded: {error}") from None
+        return ""
+    if pin:
+        _core.parse_pin(pin)
+    return str(_core.__file__)
 
 
 def ranks_environment(env: Mapping[str, str] | None) -> dict[str, str]:

@@ -19,7 +19,6 @@ from hvd.launcher.errors import Interrupted, LaunchError
 from hvd.launcher.local import run_local
 from hvd.launcher.rounds import Limits
 from hvd.launcher.signals import PASSED, SIGNALS
-from hvd.launcher.supervisor import planning
 from hvd.launcher.supervisor.interfaces import named as interfaces_in, stripped
 from hvd.launcher.supervisor.processes import open_streams
 from hvd.remote.errors import RankFailed
@@ -158,11 +157,7 @@ def launch(chosen: argparse.Namespace, speech: Speech, stack: contextlib.ExitSta
         common["elastic"] = Limits.of(chosen.min_num_proc, chosen.np, slots, chosen.reset_limit, cooldown, env)
         common["discovery"] = discovery
         if not pin and (several or discovery):
-            from hvd.launcher.across import extension_file
-
-            common["bind"] = common["bind"] and not discovery  # which may change the number of a host's slots
-            plan = (planning.policy_text(None, True), extension_file(None)) if common["bind"] else ("", "")
-            common["reach"] = Reach(timeout, chosen.ssh_port, chosen.ssh_identity_file, interfaces or interfaces_in(env), plan)
+            common["reach"] = Reach(timeout, chosen.ssh_port, chosen.ssh_identity_file, interfaces or interfaces_in(env))
             if page or env.get(timeline.FILE):
                 speech.say(timeline.ELASTIC)
         several = False  # the processes of this host stand for those of others

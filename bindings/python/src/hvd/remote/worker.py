@@ -2,7 +2,8 @@
 
 It inherits two in-memory files from the process that started it: the call, shared by all ranks, and its own result
 file. Their descriptors are in the environment variable HVD_RUNNER_FILES, which it removes. No port is open, and only
-data from the parent is unpickled.
+data from the parent is unpickled. In an elastic job on several hosts it gets the call through its standard input, and
+its guard sends the result (launcher/supervisor/away.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import faulthandler
 import linecache
 import os
 import pickle
+import shutil
 import sys
 import time
 import traceback
@@ -20,7 +22,7 @@ import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
 from hvd.remote import contents, pickling, sources
 from hvd.remote.errors import NotPicklable
-from hvd.remote.files import FILES
+from hvd.remote.files import FILES, RESULT
 
 _LAST_SECONDS = 5.0  # after main has raised, for exit handlers: other ranks wait for this one
 _REMEDY = "return numbers, arrays, a state_dict or a path"
@@ -28,7 +30,12 @@ _REMEDY = "return numbers, arrays, a state_dict or a path"
 
 def main() -> int:
     """Calls the parent's function, and writes its result; returns the exit code."""
-    program, result = (int(number) for number in os.environ.pop(FILES).split(","))
+    if RESULT in os.environ:
+        program, result = os.memfd_create("hvd-program"), int(os.environ.pop(RESULT))
+        with open(os.dup(program), "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    else:
+        program, result = (int(number) for number in os.environ.pop(FILES).split(","))
     for number in (program, result):
         os.set_inheritable(number, False)
     doing = "load the function to call"

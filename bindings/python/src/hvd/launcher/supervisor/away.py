@@ -7,6 +7,7 @@ connection, the worker's messages too. So nothing of the launcher listens on the
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import functools
 import itertools
@@ -28,6 +29,7 @@ from .rank import WINDOW, GuardLines
 from .spread import LINE, ORDER, STDERR, STDOUT, Host, Link, Proxy, Spread, proxy
 
 ADDRESS = "HVD_ELASTIC_ADDRESS"  # as in hvd/core/rendezvous.py
+FILES = "HVD_RUNNER_FILES"  # as in hvd/remote/files.py
 LONGEST = 1 << 12  # bytes of messages that are read at once
 LOST = 255  # the exit code for a worker whose end is not known, as that of ssh
 
@@ -113,6 +115,10 @@ class Away(Spread):
     guard = "the worker's guard on {host}"
 
     def __init__(self, order: dict[str, Any], command: list[str]) -> None:
+        if FILES in os.environ:  # a worker of hvd.run: it reads the call from its standard input
+            call, result = (f"/proc/self/fd/{number}" for number in os.environ.pop(FILES).split(","))
+            os.dup2(os.open(call, os.O_RDONLY), 0)
+            self.result = open(result, "r+b", buffering=0)
         super().__init__(order, command)
         self.code: int | None = None  # the worker's exit code as in subprocess
         self.halted = self.stopping = False  # by signals that came here
@@ -128,6 +134,9 @@ class Away(Spread):
         """Takes a report of the worker's guard."""
         if words[0] == "exited":
             self.code = words[2]
+        elif words[0] == "result":
+            self.result.truncate()  # of a process that had failed in this slot
+            self.result.write(binascii.a2b_base64(words[1]))
         elif words[0] == "took":
             self.in_flight -= words[1]
         elif words[0] == "refused":
