@@ -43,8 +43,8 @@ class peer_windows {
     return window(r) + geometry_.ring_at + p.at;
   }
   [[nodiscard]] staging_ring& staging() noexcept { return staging_; }
-  /// staging().take(p). Before the first chunk the rings of a small group are mapped at once: page by page that takes 3 us
-  /// in each of the first 50 calls of 4 KiB. (Kernels before Linux 5.14 refuse it; nothing depends on it.)
+  /// staging().take(p). Before the first chunk the rings of a small group are mapped at once: page by page that takes 3
+  /// us in each of the first 50 calls of 4 KiB. (Kernels before Linux 5.14 refuse it; nothing depends on it.)
   void take(const staging_plan& p) noexcept {
 #ifdef MADV_POPULATE_WRITE
     constexpr int small = 8;

@@ -45,7 +45,8 @@ inline void copy_to(output how, std::byte* to, const std::byte* from, std::size_
 }
 
 /// The same for lines that ranks write in turn. Between 16 and 64 KiB two pages are read in turn: in a longer run an
-/// EPYC (Zen 4) prefetches lines without taking them over, and this rank's next store into each costs 1.5 times as much.
+/// EPYC (Zen 4) prefetches lines without taking them over, and this rank's next store into each costs 1.5 times as
+/// much.
 inline void copy_from_peer(output how, std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   constexpr std::size_t page = 4096;
   const bool pays = how == output::cached && bytes >= 4 * page && bytes < 16 * page;
