@@ -97,7 +97,8 @@ def run_local(
     plan = (planning.policy_text(None, True), extension_file(None)) if reach and bind else ("", "")
     listed = dict(hosts) or {"localhost": np}
     names = [name for name, count in listed.items() for _ in range(count)]
-    here = [rank for rank in range(np) if not (reach and is_away(names[rank], base))]
+    others = {name for name in listed if reach and is_away(name, base)}
+    here = [rank for rank in range(np) if names[rank] not in others]
     shares = plan_ranks(len(here), pin, bind)
     if verbose and here:
         verbose(f"ranks{' of this host' if reach else ''} are {planning.describe(shares)}")
