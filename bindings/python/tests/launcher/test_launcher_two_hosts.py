@@ -931,7 +931,7 @@ def work(data, folder):
 
     @hvd.elastic.run
     def train(state):
-        while len(state.sizes) < 20 or hvd.size() < 3:
+        while len(state.sizes) < 20 or state.sizes[-1] < 3:
             if len(state.sizes) == 5 and hvd.rank() == 2 and os.environ["HVD_JOB"].endswith("-1"):
                 os.kill(os.getpid(), signal.SIGKILL)
             hvd.broadcast_object(None)
