@@ -47,8 +47,8 @@ class peer_windows {
   /// us in each of the first 50 calls of 4 KiB. (Kernels before Linux 5.14 refuse it; nothing depends on it.)
   void take(const staging_plan& p) noexcept {
 #ifdef MADV_POPULATE_WRITE
-    constexpr int small = 8;
-    for (int r = 0; p.first == 0 && p.chunks != 0 && size_ <= small && r != size_; ++r) {
+    constexpr int few = 8;
+    for (int r = 0; p.first == 0 && p.chunks != 0 && size_ <= few && r != size_; ++r) {
       ::madvise(at(r, {}), staging_.bytes(), MADV_POPULATE_WRITE);
     }
 #endif
