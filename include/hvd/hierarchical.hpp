@@ -155,6 +155,12 @@ class Hierarchical {
     if (state_->lane) state_->lane->check();
     state_->world.check();
   }
+  /// See TcpTransport::abort.
+  void abort(error_kind kind, int rank) noexcept
+    requires requires(Cross& c) { c.abort(kind, rank); }
+  {
+    state_->world.abort(kind, rank);
+  }
   /// The rank of the whole group for which this rank's thread currently waits, on any level, or -1. Any thread may call
   /// this, as long as the transport is neither moved nor destroyed.
   [[nodiscard]] int waiting_for() const noexcept

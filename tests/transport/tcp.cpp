@@ -173,6 +173,27 @@ TEST_CASE("TCP: an engine names a rank that is killed, at once, and after second
   }
 }
 
+TEST_CASE("TCP: a rank that ends a group because of another one names that one to those that wait or ask") {
+  for (const auto kind : {hvd::error::peer_lost, hvd::error::timeout, hvd::error::mismatch}) {
+    on_tcp::run(4, [&](TcpTransport& comm) {
+      const int rank = comm.rank();
+      try {
+        if (rank == 1) comm.abort(kind, 2);
+        if (rank == 2) comm.barrier();
+        if (rank == 3) {
+          while (!comm.arrived(1)) std::this_thread::sleep_for(1ms);
+        }
+        std::vector<int> x(10);
+        hvd::recv(comm, x, 1);
+      } catch (const hvd::error& e) {
+        require(e.kind() == kind && e.rank() == 2, e.what());
+        return;
+      }
+      require(false, "the group did not end");
+    });
+  }
+}
+
 TEST_CASE("TCP: a rank that looks late names the rank that was killed, not one that ended because of it") {
   const hvd::test::left_behind seen(3);
   static_cast<void>(hvd::fork_run(3, [&](hvd::ShmTransport& started) {

@@ -135,6 +135,7 @@ class driver_cause {
     cause_board::say(words_.own_cause(), c);
     board_->tell(c);
     abandon(e.kind(), e.rank());
+    if (control_ == nullptr) transport_.abort(e.kind(), e.rank());  // e may be an error of the other transport
     if (!said && members_.set == 0) return e;
     return with_memory(e, [&] {
       if (!said) return error(c.kind, joined({sentence(e), "; that is ", name_of(c.rank)}), c.rank);

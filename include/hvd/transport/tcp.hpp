@@ -142,6 +142,9 @@ class TcpTransport {
   /// Ends the group: this rank's waits end with an error of kind aborted, and so do those of the others as soon as this
   /// one has noticed. Any thread may call this.
   void abort() noexcept { group_->abort(); }
+  /// Ends the group for a reason that was found elsewhere, in another group of the same ranks: the waits of the other
+  /// ranks end at once, with an error of this kind that names `rank`. The thread that uses the group calls this.
+  void abort(error_kind kind, int rank) noexcept { group_->abort(kind, rank); }
 
   /// Collective: ranks with the same color form a group, ordered by key and then by rank here; see no_group. Errors:
   /// those of `barrier`, and those of connecting. Cost: a connection to each other rank of the new group.

@@ -52,6 +52,13 @@ class tcp_group {
   /// The rank for which `transfer` waits, or -1. Any thread.
   [[nodiscard]] int waiting_for() const noexcept { return waiting_for_.load(std::memory_order_relaxed); }
   void abort() noexcept { aborted_.store(true); }
+  void abort(error_kind kind, int culprit) noexcept {
+    try {
+      begin("abort");
+      end(kind, culprit, {"ended because of rank ", culprit});
+    } catch (const std::exception&) {  // this one's, or that of a group that has ended before
+    }
+  }
   /// The connections, for another use; this has none then.
   [[nodiscard]] std::vector<tcp_peer> take_peers() noexcept { return std::exchange(peers_, {}); }
 
