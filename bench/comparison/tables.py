@@ -78,7 +78,7 @@ class Row:
 
     def line(self):
         """The costs of a cache line, lowest and highest; None if unknown."""
-        known = [one[when] for one in self.lines for when in ("before", "after") if one[when]]
+        known = [one[when] for one in self.lines for when in ("lowest", "highest") if one[when]]
         return (min(known), max(known)) if known else None
 
     def moved(self):
@@ -318,7 +318,7 @@ def header(run):
         ["times", "microseconds; median and p99 over the calls, each call that of its slowest rank; out of place"],
     ]
     if any(one.has_lines() for one in tables(run)):
-        text = "from a store on one CPU until another sees it, before and after the row; bold if they differ in every try"
+        text = "from a store on one CPU until another sees it, before the row and after each of its rounds; bold if they differ in every try"
         lines.append(["line", text])
     if run.get("interrupted"):
         lines.insert(0, ["interrupted", run["interrupted"]])

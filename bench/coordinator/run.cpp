@@ -39,15 +39,13 @@ class runner {
     if (o.steady) line_us_ = measure_line_us(o.ranks, cpu_list);
   }
 
-  /// A row; with --steady the first try in which the cost of cache lines did not change, or the last one.
+  /// A row; with --steady the first try during which the cost of cache lines did not change, or the last one.
   row measure(std::size_t size, dtype type, redop op, int root) {
     row r = measure_once(size, type, op, root);
-    for (unsigned tries = 1; o_.steady; ++tries) {
-      r.line = {line_us_, measure_line_us(o_.ranks, cpu_list_), tries};
-      line_us_ = r.line.after;
-      if (!r.line.changed() || tries == most_tries) break;
+    for (unsigned tries = 1; r.line.changed() && tries != most_tries;) {
       const row earlier = std::exchange(r, measure_once(size, type, op, root));
       keep_failures(r, earlier);
+      r.line.tries = ++tries;
     }
     return r;
   }
@@ -81,10 +79,12 @@ class runner {
     j.rotating_bytes = rotating_bytes();
 
     std::vector<state> all(libraries_.size());
+    r.line.add(line_us_);
     for (unsigned round = 0; round != o_.rounds; ++round) {
       for (std::size_t l = 0; l != all.size(); ++l) {
         for (const bool in_place : {false, true}) turn(*libraries_[l], all[l], j, in_place, round);
       }
+      if (o_.steady) r.line.add(line_us_ = measure_line_us(o_.ranks, cpu_list_));
     }
     for (std::size_t l = 0; l != all.size(); ++l) {
       for (const bool in_place : {false, true}) check(*libraries_[l], all[l], j, in_place);

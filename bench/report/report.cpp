@@ -209,7 +209,7 @@ void Report::print_extras(const row& r) {
                 both ? format("%.0f", 100 * speeds_.back()).c_str() : "N/A",
                 then.peers > 0 ? number(then.peers).c_str() : "N/A", then.best_peer.c_str());
   }
-  if (options_.steady) std::printf("  %6s", r.line.after ? number(*r.line.after).c_str() : "N/A");
+  if (options_.steady) std::printf("  %6s", r.line.highest ? number(*r.line.highest).c_str() : "N/A");
   if (options_.timestamps) std::printf("  %s", timestamp().c_str());
 }
 
@@ -223,8 +223,8 @@ void Report::add(const row& r) {
   print_extras(r);
   std::printf("\n");
   if (r.line.changed()) {
-    std::printf("# a cache line took %s us before this row and %s us after it, in the last of %u tries\n",
-                number(*r.line.before).c_str(), number(*r.line.after).c_str(), r.line.tries);
+    std::printf("# a cache line took between %s and %s us during this row, in the last of %u tries\n",
+                number(*r.line.lowest).c_str(), number(*r.line.highest).c_str(), r.line.tries);
   }
   for (std::size_t l = 0; l != r.libraries.size(); ++l) {
     const measured& m = r.libraries[l];
@@ -253,8 +253,8 @@ void Report::add(const row& r) {
     entry["error"] = m.error.empty() ? json() : json(m.error);
     if (options_.steady) {
       const auto us = [](const std::optional<double>& cost) { return cost ? json(*cost) : json(); };
-      entry["line"] = {{"before", us(r.line.before)},
-                       {"after", us(r.line.after)},
+      entry["line"] = {{"lowest", us(r.line.lowest)},
+                       {"highest", us(r.line.highest)},
                        {"changed", r.line.changed()},
                        {"tries", r.line.tries}};
     }

@@ -34,13 +34,18 @@ struct measured {
 
 /// The cost of a cache line between the ranks' CPUs before and after a row, in us; nothing if unknown.
 struct line_state {
-  std::optional<double> before, after;
-  unsigned tries = 1;  ///< how often the row was measured
+  std::optional<double> lowest{}, highest{};  ///< before the row, and after each of its rounds
+  unsigned tries = 1;                         ///< how often the row was measured
 
   /// The two costs of a virtual machine differ by a factor of 2 and more, and measurements of the same by a tenth.
   static constexpr double factor = 1.5;
   [[nodiscard]] bool changed() const {
-    return before && after && std::max(*before, *after) > factor * std::min(*before, *after);
+    return lowest && *highest > factor * *lowest;
+  }
+  void add(std::optional<double> cost) {
+    if (!cost) return;
+    lowest = std::min(*cost, lowest.value_or(*cost));
+    highest = std::max(*cost, highest.value_or(*cost));
   }
 };
 

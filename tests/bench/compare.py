@@ -82,7 +82,7 @@ for size in sizes:
         if fusion not in (0, favourite.get(name, 4 << 20)):
             time_us *= 2
         result = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": -1, "library": name,
-                  "error": None, "line": {"before": 0.06, "after": 0.06, "changed": False, "tries": 1},
+                  "error": None, "line": {"lowest": 0.06, "highest": 0.06, "changed": False, "tries": 1},
                   "out_of_place": {"time": time_us, "p99": time_us * 1.5, "nwrong": 0}, "in_place": None}
         if "crash" in pretend and name == "mpich":
             result["error"] = library["missing"] = "rank 1 was killed by SIGSEGV"  # times until then may be there
@@ -615,17 +615,17 @@ class Arithmetic(unittest.TestCase):
         self.assertIn("Geometric mean of the ratios: 1.41, the worst **0.80** at 1 MiB.", text)
 
     def test_what_a_cache_line_cost_is_in_its_row(self):
-        def line(before, after, changed=False):
-            return {"line": {"before": before, "after": after, "changed": changed, "tries": 3 if changed else 1}}
+        def line(lowest, highest, changed=False):
+            return {"line": {"lowest": lowest, "highest": highest, "changed": changed, "tries": 3 if changed else 1}}
 
         cells = [self.cell(8, "hvd", 1.0, **line(0.0601, 0.0634))]
         self.assertEqual(tables.details(tables.table_of(self.series(*cells, libraries=("hvd",)))).splitlines()[2:], [
             "| 8 B | 1.00 | 2.00 | - | - | 0.06 |"
         ])
         cells += [
-            self.cell(16, "hvd", 1.0, **line(0.2, 0.06, True)),
-            self.cell(16, "mpich", 2.0, **line(0.2, 0.06, True)),
-            self.cell(32, "hvd", 1.0, **line(None, 0.21)),
+            self.cell(16, "hvd", 1.0, **line(0.06, 0.2, True)),
+            self.cell(16, "mpich", 2.0, **line(0.06, 0.2, True)),
+            self.cell(32, "hvd", 1.0, **line(0.21, 0.21)),
             self.cell(64, "hvd", 1.0, **line(None, None)),
             self.cell(128, "hvd", 1.0),  # of an earlier bench/compare
         ]
