@@ -39,9 +39,7 @@ struct line_state {
 
   /// The two costs of a virtual machine differ by a factor of 2 and more, and measurements of the same by a tenth.
   static constexpr double factor = 1.5;
-  [[nodiscard]] bool changed() const {
-    return lowest && *highest > factor * *lowest;
-  }
+  [[nodiscard]] bool changed() const { return lowest && *highest > factor * *lowest; }
   void add(std::optional<double> cost) {
     if (!cost) return;
     lowest = std::min(*cost, lowest.value_or(*cost));
