@@ -112,8 +112,8 @@ class driver_cause {
  public:
   driver_cause(erased_transport& control, erased_transport& data, agreement& agreed, driver_members members,
                std::shared_ptr<cause_board> board)
-      : transport_(control), control_(control.peers()), data_(data.peers()), rank_(control.rank()), words_(agreed),
-        members_(std::move(members)), board_(std::move(board)) {
+      : transport_(control), data_transport_(data), control_(control.peers()), data_(data.peers()),
+        rank_(control.rank()), words_(agreed), members_(std::move(members)), board_(std::move(board)) {
     board_->add(words_.own_cause());
     if (control_ != nullptr) data_->show_waits_with(*control_);  // one thread waits in both
   }
@@ -135,7 +135,10 @@ class driver_cause {
     cause_board::say(words_.own_cause(), c);
     board_->tell(c);
     abandon(e.kind(), e.rank());
-    if (control_ == nullptr) transport_.abort(e.kind(), e.rank());  // e may be an error of the other transport
+    if (control_ == nullptr) {  // e is an error of one of the two, and other ranks may wait in the other
+      transport_.abort(e.kind(), e.rank());
+      data_transport_.abort(e.kind(), e.rank());
+    }
     if (!said && members_.set == 0) return e;
     return with_memory(e, [&] {
       if (!said) return error(c.kind, joined({sentence(e), "; that is ", name_of(c.rank)}), c.rank);
@@ -239,7 +242,8 @@ class driver_cause {
     return members_.set == 0 ? joined({"rank ", rank}) : joined({"rank ", rank, " of all ", members_.whole});
   }
 
-  erased_transport& transport_;               // of the agreement
+  erased_transport& transport_;  // of the agreement
+  erased_transport& data_transport_;
   peer_memory *const control_, *const data_;  // of both transports; null without common memory
   const int rank_;                            // kept, because an ended driver may have given its transports away
   agreement& words_;
