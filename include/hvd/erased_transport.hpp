@@ -83,7 +83,7 @@ class erased_transport {
   virtual bool arrived(int peer) = 0;
   virtual void check() = 0;
   /// Tells the other ranks, if the transport can, that the group has ended because of `rank`. See TcpTransport::abort.
-  virtual void abort(error_kind kind, int rank) noexcept = 0;
+  virtual void end(error_kind kind, int rank) noexcept = 0;
   /// The rank that the collective under way waits for, or -1. Any thread.
   [[nodiscard]] virtual int waiting_for() const noexcept = 0;
   /// Null without common memory.
@@ -154,7 +154,7 @@ class erased_transport_on : public Base {
   void check() override {
     if constexpr (Probing<T>) comm_.check();
   }
-  void abort(error_kind kind, int rank) noexcept override {
+  void end(error_kind kind, int rank) noexcept override {
     if constexpr (requires { comm_.abort(kind, rank); }) comm_.abort(kind, rank);
   }
   [[nodiscard]] int waiting_for() const noexcept override {

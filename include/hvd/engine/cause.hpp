@@ -136,8 +136,8 @@ class driver_cause {
     board_->tell(c);
     abandon(e.kind(), e.rank());
     if (control_ == nullptr) {  // e is an error of one of the two, and other ranks may wait in the other
-      transport_.abort(e.kind(), e.rank());
-      data_transport_.abort(e.kind(), e.rank());
+      transport_.end(e.kind(), e.rank());
+      data_transport_.end(e.kind(), e.rank());
     }
     if (!said && members_.set == 0) return e;
     return with_memory(e, [&] {
