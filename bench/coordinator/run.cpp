@@ -42,10 +42,10 @@ class runner {
   /// A row; with --steady the first try during which the cost of cache lines did not change, or the last one.
   row measure(std::size_t size, dtype type, redop op, int root) {
     row r = measure_once(size, type, op, root);
-    for (unsigned tries = 1; r.line.changed() && tries != most_tries;) {
+    for (unsigned tries = 2; r.line.changed() && tries <= most_tries; ++tries) {
       const row earlier = std::exchange(r, measure_once(size, type, op, root));
       keep_failures(r, earlier);
-      r.line.tries = ++tries;
+      r.line.tries = tries;
     }
     return r;
   }

@@ -32,7 +32,7 @@ struct measured {
   std::string error;  ///< why something is missing
 };
 
-/// The cost of a cache line between the ranks' CPUs before and after a row, in us; nothing if unknown.
+/// The costs of a cache line between the ranks' CPUs that were measured around a row, in us; nothing if unknown.
 struct line_state {
   std::optional<double> lowest{}, highest{};  ///< before the row, and after each of its rounds
   unsigned tries = 1;                         ///< how often the row was measured

@@ -31,7 +31,7 @@ LIMIT = 30.0  # a survivor that has not ended so long after the kill hangs; mach
 SIZES = (2,) * 20 + (3,) * 20 + (8,) * 9 + (64,)
 TIMEOUT = 60.0  # of operations, where no rank is stopped: much longer than LIMIT, so that no timeout hides a hang
 SHORT_TIMEOUT = 2.0  # where one is
-START_TIMEOUT = 3.0  # of ranks that may wait for one that never comes; for 64 processes on two busy CPUs too short
+START_TIMEOUT = 3.0  # of ranks that may wait for one that never comes
 WORKERS = 4  # rounds at the same time, most of which wait for something
 CROWD = threading.Lock()  # of the largest rounds one at a time: four would take each other minutes of CPU
 
@@ -64,7 +64,8 @@ class Round:
         return len(self.victims) == self.size
 
     def start_timeout(self):
-        """Also of groups that are split off, so shorter than LIMIT where a rank is stopped."""
+        """Also of groups that are split off, so shorter than LIMIT where a rank is stopped. Two busy CPUs start 64
+        processes in more than START_TIMEOUT."""
         return max(START_TIMEOUT, self.size / 4) if self.when == "joining" else 10.0 if self.how == "stop" else 60.0
 
     def line(self, folder):

@@ -287,15 +287,14 @@ class two_levels {
     } catch (const error& e) {
       const bool ended = e.kind() == error_kind::peer_lost || e.kind() == error_kind::aborted;
       const int lost = ended ? first_lost() : -1;
-      if (lost < 0 || lost == e.rank()) {
-        // The others may see this rank's end before that of the rank at fault, so this one names it to them.
-        if constexpr (requires { world_.abort(e.kind(), e.rank()); }) {
-          const bool over = ended || e.kind() == error_kind::timeout;
-          if (over && e.rank() >= 0) world_.abort(e.kind(), e.rank());
-        }
-        throw;
+      if (lost >= 0 && lost != e.rank()) {
+        throw error(error_kind::peer_lost, joined({sentence(e), ", after rank ", lost, is_lost}), lost);
       }
-      throw error(error_kind::peer_lost, joined({sentence(e), ", after rank ", lost, is_lost}), lost);
+      // The others may see this rank's end before that of the rank at fault, so this one names it to them.
+      if constexpr (requires { world_.abort(e.kind(), e.rank()); }) {
+        if ((ended || e.kind() == error_kind::timeout) && e.rank() >= 0) world_.abort(e.kind(), e.rank());
+      }
+      throw;
     }
   }
   int first_lost() const {
